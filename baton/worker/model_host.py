@@ -13,13 +13,13 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from baton.engine.client import EngineClient
+from baton.engine.core.core_handle import CoreHandle
 from baton.engine.core.engine_core import EngineCore
 from baton.engine.core.engine_thread import EngineThread
 from baton.engine.core.process.engine_child import EngineChild, fork_engine
 from baton.engine.core.process.engine_process import EngineProcess
 from baton.engine.core.process.pool_memory import MemoryNotSharedError
 from baton.engine.core.request_check import why_no_images
-from baton.engine.engine import Engine
 from baton.engine.executor.device import CUDA, Gpus
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from baton.rpc.worker_role import Role
@@ -105,10 +105,10 @@ class ModelHost:
         for check in self.on_start:
             await check()
         self.is_loading = True
-        core = await asyncio.to_thread(self._load_core)
+        handle = await asyncio.to_thread(self._load_core)
         member = self._membership
         engine = EngineClient(
-            core, on_cache_events=member.publish_events, on_failure=self._failures.put_nowait
+            handle, on_cache_events=member.publish_events, on_failure=self._failures.put_nowait
         )
         engine.start()
         stack.push_async_callback(engine.stop)
@@ -122,7 +122,7 @@ class ModelHost:
         """Raises `UnavailableError` once the engine has failed."""
         raise UnavailableError(f"the engine failed: {await self._failures.get()}")
 
-    def _load_core(self) -> EngineCore:
+    def _load_core(self) -> CoreHandle:
         """Loads the model, in a thread; the child does, if there is one."""
         path, config = self._settings.model_path, self._settings.engine_config()
         enter, count = self.progress.enter, self.progress.count
@@ -135,7 +135,7 @@ class ModelHost:
                         raise
                     logger.warning("the engine steps in a thread: %s", error)
             return EngineThread(
-                Engine.from_pretrained(path, config, on_progress=enter, on_loaded_bytes=count)
+                EngineCore.from_pretrained(path, config, on_progress=enter, on_loaded_bytes=count)
             )
         finally:
             self.is_loading = False

@@ -5,9 +5,9 @@ Listens before the model is loaded. Independent of services, model, role and Red
 
 from contextlib import AsyncExitStack
 
+from baton.serving.bounds import Bounds
 from baton.serving.grpc.large_messages import LargeMessages
 from baton.serving.grpc.large_requests import LargeRequests
-from baton.serving.grpc.message_bounds import MessageBounds
 from baton.serving.grpc.server import Server
 from baton.serving.telemetry.exposition import Exposition
 from baton.serving.telemetry.serving import serve_metrics
@@ -32,9 +32,7 @@ class WorkerServer:
         self._settings = settings
         # A message is larger than others may be for its images alone; the rest of it is bounded.
         self._large_requests = LargeRequests()
-        bounds = MessageBounds(
-            max_others=_MAX_ELEMENTS, max_text_bytes=settings.max_encoder_input_bytes
-        )
+        bounds = Bounds(max_elements=_MAX_ELEMENTS, max_bytes=settings.max_encoder_input_bytes)
         self.main = Server(
             settings,
             large=LargeMessages(self._large_requests, bounds, settings.max_message_bytes),

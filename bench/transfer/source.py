@@ -27,12 +27,15 @@ from baton.serving.settings import ServingSettings
 from baton.version import version
 from baton.worker.memory import keep_freed_memory
 from baton.worker.pairing import Pairing
-from baton_kvtransfer.connectors.nixl.source import NixlSource
-from baton_kvtransfer.connectors.shm.source import HandleServer
+from baton_kvtransfer.connector import Connector
+from baton_kvtransfer.connectors.grpc.connector import GrpcConnector
+from baton_kvtransfer.connectors.nixl.connector import NixlConnector
+from baton_kvtransfer.connectors.shm.connector import ShmConnector
 from baton_kvtransfer.lease.block_range import BlockRange
 from baton_kvtransfer.lease.handle import FirstToken
 from baton_kvtransfer.lease.lease import Claim
 from baton_kvtransfer.lease.table import LeaseTable
+from baton_kvtransfer.offers import Offers
 from baton_kvtransfer.service import KvTransferService, ServedPools, add_to_server
 from bench.transfer import bare as transfer_bare
 
@@ -51,6 +54,11 @@ def pool_of(block_bytes: int) -> KvPool:
     num_blocks = NUM_BYTES // block_bytes
     memory = SharedMemory.allocate("bench", pool_bytes(layout, num_blocks))
     return KvPool(layout, num_blocks, torch.device("cpu"), memory)
+
+
+def connectors_of(pool: KvPool) -> list[Connector]:
+    """Returns the connectors that are compared."""
+    return [ShmConnector([pool]), NixlConnector([pool], "lo"), GrpcConnector()]
 
 
 def pairing_of(pool: KvPool) -> Pairing:
@@ -98,9 +106,12 @@ async def main(block_bytes: int, tls: TlsFolder | None) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     loop.run_in_executor(None, _serve_raw, listener)
     async with AsyncExitStack() as stack:
-        handle_server = await stack.enter_async_context(HandleServer([pool]))
-        nixl = NixlSource([pool], "lo")
-        served = ServedPools([pool], pairing_of(pool), EPOCH, handle_server.endpoint, nixl)
+        connectors = connectors_of(pool)
+        for connector in connectors:
+            stack.push_async_callback(connector.close)
+        offers = Offers(connectors)
+        await offers.open()
+        served = ServedPools([pool], pairing_of(pool), EPOCH, offers)
         own = {} if tls is None else tls.own("worker")
         server = Server(ServingSettings.model_validate({n: str(path) for n, path in own.items()}))
         server.add(add_to_server, KvTransferService(table, lambda: served))

@@ -20,7 +20,7 @@ from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.connector import Integrity
 from bench.child import Child
 from bench.report import Row, medians
-from bench.transfer.source import CLAIMANT, NUM_BYTES, fill, pairing_of, pool_of
+from bench.transfer.source import CLAIMANT, NUM_BYTES, connectors_of, fill, pairing_of, pool_of
 from bench.transfer.transfer import SIZES, check, handoff
 
 CONNECTORS: tuple[str, ...] = ("grpc", "shm")
@@ -52,9 +52,10 @@ async def _run(name: str, block_bytes: int, repeats: int, tls: TlsFolder) -> lis
     }
     rates: dict[str, list[float]] = {}
     endpoints = {how: json.loads(await child.read())[0] for how, (child, _) in channels.items()}
+    connectors = connectors_of(pool)
     fetchers = {
         (connector, how): KvFetcher(
-            [pool], pairing_of(pool), CLAIMANT, one, connector=connector, nixl_devices="lo"
+            [pool], pairing_of(pool), CLAIMANT, one, connectors, connector=connector
         )
         for connector in CONNECTORS
         for how, (_, one) in channels.items()
@@ -70,13 +71,15 @@ async def _run(name: str, block_bytes: int, repeats: int, tls: TlsFolder) -> lis
                     table,
                     Integrity.BY_CONNECTOR,
                 )
-                assert report.connector.name == connector, report.reason
+                assert report.connector == connector, report.reason
                 check(pool, expected, table)
                 rate = NUM_BYTES / seconds / 1e9
                 rates.setdefault(f"{connector} {how}", []).extend([rate] if turn else [])
     finally:
         for fetcher in fetchers.values():
             fetcher.close()
+        for each in connectors:
+            await each.close()
         for child, one in channels.values():
             await one.close()
             await child.close()

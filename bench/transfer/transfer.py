@@ -28,7 +28,7 @@ from baton.serving.grpc.channels import LARGE_FRAMES, Channels
 from baton.worker.memory import keep_freed_memory
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.connector import Integrity
-from baton_kvtransfer.connectors.grpc.payload import MESSAGE_BYTES
+from baton_kvtransfer.connectors.grpc.connector import MESSAGE_BYTES
 from baton_kvtransfer.connectors.nixl.agent import is_installed
 from baton_kvtransfer.lease.handle import Handle, TransferReport
 from bench.child import Child
@@ -40,6 +40,7 @@ from bench.transfer.source import (
     CLAIMANT,
     EPOCH,
     NUM_BYTES,
+    connectors_of,
     fill,
     pairing_of,
     pool_of,
@@ -133,6 +134,7 @@ class _Claimant:
         fill(self._expected)
         self._private = _bytes_of(self._expected).copy()
         self._channels = Channels(options=LARGE_FRAMES)
+        self._connectors = connectors_of(self._pool)
         self._fetchers = {c: self._fetcher(c) for c in ("shm", "grpc", "nixl")}
 
     def _fetcher(self, connector: str) -> KvFetcher:
@@ -142,8 +144,8 @@ class _Claimant:
             pairing,
             CLAIMANT,
             self._channels,
+            self._connectors,
             connector=connector,
-            nixl_devices="lo",
         )
 
     async def __aenter__(self) -> Self:
@@ -162,6 +164,8 @@ class _Claimant:
     async def __aexit__(self, *_: object) -> None:
         for fetcher in self._fetchers.values():
             fetcher.close()
+        for connector in self._connectors:
+            await connector.close()
         await self._channels.close()
         self._raw.close()
         if self._nixl is not None:
@@ -180,7 +184,7 @@ class _Claimant:
         seconds, report = await handoff(
             self._source, self._endpoint, fetcher, self._pool, table, integrity
         )
-        assert report.connector.name == connector, report.reason
+        assert report.connector == connector, report.reason
         check(self._pool, self._expected, table)
         return seconds
 

@@ -72,7 +72,7 @@ def kv_ready(
         num_transferred_bytes=report.num_bytes,
         num_reused_blocks=num_reused_blocks,
         exposed=exposed,
-        connector=report.connector.name,
+        connector=report.connector,
         connector_reason=report.reason,
         work_done=work_done_to_message(done),
     )

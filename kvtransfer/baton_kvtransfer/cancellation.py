@@ -2,9 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 _Result = TypeVar("_Result")
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+_Opened = TypeVar("_Opened", bound=_Closable)
 
 
 async def ended(work: "asyncio.Future[Any]", within: float | None = None) -> bool:
@@ -35,6 +42,21 @@ async def in_thread(function: Callable[..., _Result], *arguments: Any) -> _Resul
         return await asyncio.shield(calling)
     finally:
         await ended(calling)
+
+
+async def opened(attach: Callable[[], _Opened]) -> _Opened:
+    """Calls `attach` in a thread and returns what it opened; closes that if this is cancelled."""
+    opening = asyncio.get_running_loop().run_in_executor(None, attach)
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(_close_unwanted)
+        raise
+
+
+def _close_unwanted(opening: "asyncio.Future[_Opened]") -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 async def one_ahead(calls: Iterable[Callable[[], _Result]]) -> AsyncGenerator[_Result, None]:

@@ -17,20 +17,18 @@ from baton.serving.telemetry.propagation import outgoing
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.worker.pairing import Pairing
 from baton_kvtransfer.connector import Connector, Integrity, Receiver
-from baton_kvtransfer.connectors.nixl.claimant import NixlReader
+from baton_kvtransfer.gpu_notice import GpuNotice
 from baton_kvtransfer.lease.handle import FirstToken, Handle, TransferReport
 from baton_kvtransfer.lease.handoff import Handoff
 from baton_kvtransfer.lease.machine import ClaimantEvent
 from baton_kvtransfer.meter import TransferMeter
-from baton_kvtransfer.offers import Description, description_of
-from baton_kvtransfer.plugins import NamedPlugin
-from baton_kvtransfer.sources import Sources, TransportTimes
+from baton_kvtransfer.sources import IDLE_SECONDS, Sources
 from baton_kvtransfer.stream import frames
 from baton_kvtransfer.stream.arrivals import Arrivals
 from baton_kvtransfer.stream.block_batch import BlockBatch
 from baton_kvtransfer.transfer_service import KV, TransferService
 from baton_kvtransfer.transfer_spans import note_report, transfer_span
-from baton_kvtransfer.wire import connector_values, fetch_request, first_token_of
+from baton_kvtransfer.wire import connector_key, fetch_request, first_token_of
 
 # Seconds within which a source has to answer `Describe`; after that it counts as unavailable.
 _DESCRIBE_TIMEOUT = 5.0
@@ -52,22 +50,17 @@ class KvFetcher:
         pairing: Pairing,
         worker_id: str,
         channels: Channels,
+        connectors: Sequence[Connector],
         *,
         service: TransferService = KV,
         connector: str = "auto",
-        plugin: NamedPlugin | None = None,
-        nixl_devices: str | None = None,
-        nixl_problem: str = "",
-        socket_dir: str | None = None,
-        times: TransportTimes | None = None,
+        idle_seconds: float = IDLE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`service`: service of the sources. `connector`: the only one to use, or "auto". `plugin`:
-        that connector, if a package adds it; closed by the caller. `nixl_devices`: network devices
-        as UCX names them; None for all. `nixl_problem`: reason not to use NIXL; empty if it may be
-        used. `socket_dir`: folder of the Unix sockets of this host's workers; None for abstract
-        sockets."""
-        self.meter = TransferMeter()
+        """`connectors`: of these pools, in order of preference, the fallback last; closed by the
+        caller. `service`: service of the sources. `connector`: name of the only one to use, or
+        "auto". `idle_seconds`: as of `Sources`."""
+        self.meter = TransferMeter(connectors[-1].name)
         self._pools = pools
         self._layouts = tuple(pool.layout for pool in pools)
         self._pairing = pairing
@@ -75,18 +68,8 @@ class KvFetcher:
         self._channels = channels
         self._service = service
         self._clock = clock
-        nixl = NixlReader(pools, nixl_devices)
-        self.sources = Sources(
-            pools,
-            connector,
-            self._describe,
-            nixl,
-            noun=service.noun,
-            plugin=plugin,
-            nixl_problem=nixl_problem,
-            socket_dir=socket_dir,
-            times=times,
-        )
+        notice = GpuNotice(pools, service.noun)
+        self.sources = Sources(connectors, connector, self._describe, notice, idle_seconds)
 
     def close(self) -> None:
         """Unmaps the memory of all sources. Idempotent."""
@@ -146,23 +129,22 @@ class KvFetcher:
         transport = await self.sources.transport(handle.source_endpoint, handle.source_epoch)
         with transport.transfer() as receiver:
             connector = transport.connector
-            is_on_gpu = any(pool.device.type != "cpu" for pool in self._pools)
-            integrity = handle.integrity.of(connector, is_on_gpu=is_on_gpu)
+            integrity = handle.integrity.of(connector)
             request = fetch_request(
-                handle, self._worker_id, self._pairing, num_held, connector, integrity
+                handle, self._worker_id, self._pairing, num_held, connector.name, integrity
             )
             fetch = self._fetch_of(self._channels.get(handle.source_endpoint))
             handoff.request()
             call = fetch(request, timeout=self._left(handoff, deadline), metadata=outgoing())
             try:
-                await self._receive(call, handoff, receiver, transport.connector, integrity)
+                await self._receive(call, handoff, receiver, connector, integrity)
                 prefilled_at = time.monotonic()
                 await self._confirm(handle, handoff, deadline)
             finally:
                 call.cancel()
         exposed = time.monotonic() - prefilled_at
         report = TransferReport(
-            handoff.num_blocks, handoff.num_bytes, exposed, connector, transport.reason
+            handoff.num_blocks, handoff.num_bytes, exposed, connector.name, transport.reason
         )
         return handoff.acknowledge(), report
 
@@ -208,10 +190,10 @@ class KvFetcher:
             raise DeadlineExceededError("the blocks did not arrive in time")
         return left
 
-    async def _describe(self, endpoint: str, wanted: Sequence[Connector]) -> Description:
+    async def _describe(self, endpoint: str, wanted: Sequence[str]) -> pb.DescribeResponse:
         stub = self._service.stub(self._channels.get(endpoint))
-        request = pb.DescribeRequest(connectors=connector_values(wanted))
-        return description_of(await stub.Describe(request, timeout=_DESCRIBE_TIMEOUT))
+        request = pb.DescribeRequest(connectors=[connector_key(name)[0] for name in wanted])
+        return await stub.Describe(request, timeout=_DESCRIBE_TIMEOUT)
 
     def _fetch_of(self, channel: grpc.aio.Channel) -> Any:
         """Returns the generated stub's Fetch, with a decoder that does not copy the payload."""

@@ -21,7 +21,6 @@ from baton.errors import (
 from baton.rpc.errors import error_of, is_loss
 from baton.serving.telemetry import buckets
 from baton.serving.telemetry.distribution import Distributions
-from baton_kvtransfer.connector import GRPC
 from baton_kvtransfer.lease.handle import TransferReport
 
 Reason = Literal[
@@ -47,8 +46,7 @@ class Transfer:
 
 
 class TransferMeter:
-    """Transfer counters of one claimant, since its start. Those of gRPC, which all workers have,
-    are there before the first transfer.
+    """Transfer counters of one claimant, since its start.
 
     Attributes:
         seconds: seconds from the request for the blocks to their confirmation, by connector.
@@ -57,14 +55,15 @@ class TransferMeter:
         num_failures: failed transfers by reason.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fallback: str) -> None:
+        """`fallback`: connector that all workers have, which is counted from the start."""
         self.seconds = Distributions(buckets.STAGE)
         self.exposed = Distributions(buckets.STAGE)
-        self.num_bytes = Counter({GRPC.name: 0})
-        self.num_blocks = Counter({GRPC.name: 0})
+        self.num_bytes = Counter({fallback: 0})
+        self.num_blocks = Counter({fallback: 0})
         self.num_failures: Counter[Reason] = Counter()
         for distributions in (self.seconds, self.exposed):
-            distributions.at(GRPC.name)
+            distributions.at(fallback)
 
     @property
     def num_done(self) -> int:
@@ -84,7 +83,7 @@ class TransferMeter:
             self._count(transfer.report, time.monotonic() - began)
 
     def _count(self, report: TransferReport, seconds: float) -> None:
-        connector = report.connector.name
+        connector = report.connector
         self.seconds.at(connector).observe(seconds)
         self.exposed.at(connector).observe(report.exposed_s)
         self.num_bytes[connector] += report.num_bytes

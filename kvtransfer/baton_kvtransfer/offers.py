@@ -1,92 +1,78 @@
-"""Transports that a source offers, as messages and as plain data."""
+"""Offers of a worker to claimants: one message for each of its connectors."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict
 
+from baton.errors import FailedPreconditionError, UnavailableError
 from baton.v1 import kv_transfer_pb2 as pb
-from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion
-from baton_kvtransfer.connectors.nixl.agent import NixlOffer, Region
-from baton_kvtransfer.connectors.shm.unix_peer import HandleEndpoint
+from baton_kvtransfer.connector import Connector, Offer, Region
+from baton_kvtransfer.wire import ConnectorKey, connector_key, requested_connector
 
-_NOT_OFFERED = "the other worker does not offer it"
-
-
-@dataclass(frozen=True, slots=True)
-class PluginOffer:
-    """Offer of a connector that a package adds: its name, and what a claimant needs to attach."""
-
-    plugin: str
-    metadata: bytes
+_NOT_REQUESTED = pb.KvOffer(problem="it was not asked for")
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
-    """Transports of a source; for each that it lacks, the reason.
+class Offers:
+    """Connectors of one worker's pools, and what each offers."""
 
-    Attributes:
-        epoch: incarnation of the source.
-        shm: socket that passes the descriptors of its shared memory, on one host.
-        nixl: its NIXL agent.
-        ipc: CUDA IPC handles of its GPU memory.
-        plugin: connector that a package adds.
-    """
+    def __init__(self, connectors: Sequence[Connector]) -> None:
+        self._connectors = {connector_key(each.name): each for each in connectors}
+        self._offers: dict[ConnectorKey, pb.KvOffer] = {}
 
-    epoch: int
-    shm: HandleEndpoint | str = _NOT_OFFERED
-    nixl: NixlOffer | str = _NOT_OFFERED
-    ipc: IpcOffer | str = _NOT_OFFERED
-    plugin: PluginOffer | str = _NOT_OFFERED
+    async def open(self, requested: Collection[int] = ()) -> list[pb.KvOffer]:
+        """Opens the pools to claimants; by connectors that are opened on request alone if their
+        values are in `requested`. Returns all offers."""
+        for key, connector in self._connectors.items():
+            is_due = key[0] in requested if connector.is_on_request else key not in self._offers
+            if is_due:
+                self._offers[key] = await _message_of(connector)
+        return list(self._offers.values())
 
-
-def description_to_message(description: Description) -> pb.DescribeResponse:
-    offers = [
-        pb.KvOffer(connector=pb.CONNECTOR_GRPC),
-        _offer(pb.CONNECTOR_SHM, description.shm),
-        _offer(pb.CONNECTOR_NIXL, description.nixl),
-        _offer(pb.CONNECTOR_CUDA_IPC, description.ipc),
-        _offer(pb.CONNECTOR_PLUGIN, description.plugin),
-    ]
-    return pb.DescribeResponse(epoch=description.epoch, offers=offers)
-
-
-def description_of(message: pb.DescribeResponse) -> Description:
-    """Returns the message as plain data; ignores offers of connectors that it does not know."""
-    shm: HandleEndpoint | str = _NOT_OFFERED
-    nixl: NixlOffer | str = _NOT_OFFERED
-    ipc: IpcOffer | str = _NOT_OFFERED
-    plugin: PluginOffer | str = _NOT_OFFERED
-    for offer in message.offers:
-        counted = list(zip(offer.regions, offer.num_blocks, strict=False))
-        match offer.connector:
-            case pb.CONNECTOR_SHM:
-                there = HandleEndpoint(offer.address, offer.host, tuple(offer.num_blocks))
-                shm = offer.problem or there
-            case pb.CONNECTOR_NIXL:
-                regions = tuple(_region(region, count) for region, count in counted)
-                nixl = offer.problem or NixlOffer(offer.metadata, regions)
-            case pb.CONNECTOR_CUDA_IPC:
-                places = tuple(
-                    IpcRegion(region.handle, region.offset, region.device_uuid, count)
-                    for region, count in counted
-                )
-                ipc = offer.problem or IpcOffer(offer.host, places)
-            case pb.CONNECTOR_PLUGIN:
-                plugin = offer.problem or PluginOffer(offer.plugin, offer.metadata)
-    return Description(message.epoch, shm, nixl, ipc, plugin)
+    def connector(self, request: pb.FetchRequest) -> Connector:
+        """Returns the connector that a Fetch asks for. Raises `FailedPreconditionError` if this
+        worker does not know it, or does not offer it."""
+        key = requested_connector(request)
+        if key not in self._connectors:
+            known = ", ".join(each.name for each in self._connectors.values())
+            raise FailedPreconditionError(
+                f"connector {key[1] or key[0]} was asked for; this worker knows {known}"
+            )
+        name = self._connectors[key].name
+        problem = self._offers.get(key, _NOT_REQUESTED).problem
+        if problem:
+            raise FailedPreconditionError(f"blocks cannot be had by {name} here: {problem}")
+        return self._connectors[key]
 
 
-def _offer(
-    connector: pb.Connector.ValueType,
-    offered: HandleEndpoint | NixlOffer | IpcOffer | PluginOffer | str,
-) -> pb.KvOffer:
-    """Returns a message with the fields of `offered`; of its regions, `num_blocks` stands apart."""
-    if isinstance(offered, str):
-        return pb.KvOffer(connector=connector, problem=offered)
-    fields = asdict(offered)
-    if "regions" in fields:
-        fields["num_blocks"] = [region.pop("num_blocks") for region in fields["regions"]]
-    return pb.KvOffer(connector=connector, **fields)
+def offer_by(connector: Connector, offers: Iterable[pb.KvOffer]) -> Offer:
+    """Returns the offer that `connector` attaches to. Raises `UnavailableError`, with the reason,
+    if there is none."""
+    value, plugin = connector_key(connector.name)
+    alike = {offer.plugin: offer for offer in offers if offer.connector == value}
+    if not alike and plugin:
+        raise UnavailableError("the other worker was given no connector of a package")
+    if not alike:
+        raise UnavailableError("the other worker does not offer it")
+    offer = alike.get(plugin) or next(iter(alike.values()))
+    if offer.problem or offer.plugin != plugin:
+        raise UnavailableError(offer.problem or f"the other worker has {offer.plugin}")
+    return Offer(
+        offer.address,
+        offer.host,
+        offer.metadata,
+        tuple(offer.num_blocks),
+        tuple(map(_region_of, offer.regions)),
+    )
 
 
-def _region(message: pb.KvRegion, num_blocks: int) -> Region:
+async def _message_of(connector: Connector) -> pb.KvOffer:
+    value, plugin = connector_key(connector.name)
+    try:
+        fields = asdict(await connector.offer())
+    except UnavailableError as error:
+        fields = {"problem": str(error)}
+    return pb.KvOffer(connector=value, plugin=plugin, **fields)
+
+
+def _region_of(message: pb.KvRegion) -> Region:
     device = message.device if message.HasField("device") else None
-    return Region(message.address, device, num_blocks)
+    return Region(message.address, device, message.handle, message.offset, message.device_uuid)

@@ -4,6 +4,7 @@ claimants."""
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -15,52 +16,28 @@ from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import prefill_pb2
 from baton.worker.pairing import Pairing
 from baton.worker.wire import layouts_of
-from baton_kvtransfer.connector import CUDA_IPC, GRPC, NIXL, SHM, Connector, Sender
-from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer
-from baton_kvtransfer.connectors.grpc.payload import PayloadSender
-from baton_kvtransfer.connectors.nixl.agent import NixlOffer
-from baton_kvtransfer.connectors.nixl.source import NixlSource
-from baton_kvtransfer.connectors.shm.source import PlaceSender
-from baton_kvtransfer.connectors.shm.unix_peer import HandleEndpoint
 from baton_kvtransfer.lease.lease import Lease
 from baton_kvtransfer.lease.table import LeaseTable
-from baton_kvtransfer.offers import Description, PluginOffer, description_to_message
+from baton_kvtransfer.offers import Offers
 from baton_kvtransfer.stream import frames
 from baton_kvtransfer.stream.block_batch import BlockBatch
-from baton_kvtransfer.stream.transfer_stream import TransferStream
 from baton_kvtransfer.transfer_service import KV, TransferService
 from baton_kvtransfer.transfer_spans import sending_span
-from baton_kvtransfer.wire import claim_of, connector_of, first_token_to_message, integrity_of
+from baton_kvtransfer.wire import claim_of, first_token_to_message, integrity_of
 
 Event = pb.FetchResponse | BlockBatch
+# Sends blocks as `Connector.send`, with the integrity check of one Fetch.
+Send = Callable[[int, int, Sequence[int], KvPool], AsyncGenerator[BlockBatch, None]]
 
 
 @dataclass(frozen=True, slots=True)
 class ServedPools:
-    """Pools that claimants fetch from, one per cache group, with the transports they offer.
-
-    Attributes:
-        shm: socket that passes the descriptors of shared memory; or the reason for none.
-        nixl: NIXL agent of the pools; or the reason for none.
-        ipc: CUDA IPC handles of the pools; or the reason for none.
-        plugin: offer of the plug-in that this worker was given; or the reason for none.
-        plugin_connector: that plug-in, if there is one.
-    """
+    """Pools that claimants fetch from, one per cache group, with what their connectors offer."""
 
     pools: Sequence[KvPool]
     pairing: Pairing
     epoch: int
-    shm: HandleEndpoint | str = "its pools are not in shared memory"
-    nixl: NixlSource | str = "the other worker does not offer it"
-    ipc: IpcOffer | str = "the pools of the other worker are not on a GPU"
-    plugin: PluginOffer | str = "the other worker was given no connector of a package"
-    plugin_connector: Connector | None = None
-
-    def connector_of(self, request: pb.FetchRequest) -> Connector:
-        return connector_of(request.connector, request.plugin, self.plugin_connector)
-
-
-SenderOf = Callable[[pb.FetchRequest, ServedPools, TransferStream], Sender]
+    offers: Offers
 
 
 class KvTransferService:
@@ -77,36 +54,29 @@ class KvTransferService:
         leases: LeaseTable,
         served: Callable[[], ServedPools],
         service: TransferService = KV,
-        sender_of: SenderOf | None = None,
     ) -> None:
-        """`sender_of` returns the sender for a request; None: that of the request's connector."""
         self.service = service
-        self._sender_of = sender_of or sender_of_connector
         self._leases = leases
         self._served = served
-        self._stream = TransferStream()
 
     async def Describe(self, request: pb.DescribeRequest, _context: Any) -> pb.DescribeResponse:
         served = self._served()
-        nixl: NixlOffer | str = "it was not asked for"
-        if isinstance(served.nixl, str):
-            nixl = served.nixl
-        elif pb.CONNECTOR_NIXL in request.connectors:
-            nixl = await served.nixl.offer()
-        description = Description(served.epoch, served.shm, nixl, served.ipc, served.plugin)
-        return description_to_message(description)
+        offers = await served.offers.open(request.connectors)
+        return pb.DescribeResponse(epoch=served.epoch, offers=offers)
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[Event]:
         claim = claim_of(request)
         served = self._served()
         _check(request, served)
-        sender = self._sender_of(request, served, self._stream)
+        connector = served.offers.connector(request)
+        integrity = integrity_of(request.integrity or pb.INTEGRITY_XXH3_64).of(connector)
         remaining, timeout = context.time_remaining(), self._leases.open_timeout
         if remaining is not None:
             timeout = min(timeout, remaining)
-        with sending_span(self.service, request.claimant, served.connector_of(request)):
+        with sending_span(self.service, request.claimant, connector.name):
             async with self._leases.claim(claim, timeout) as lease:
-                events = _stream(lease, served.pools, sender, request.num_held_blocks)
+                send = partial(connector.send, integrity=integrity)
+                events = _stream(lease, served.pools, send, request.num_held_blocks)
                 async with aclosing(events):  # the lease ends after all reads of its blocks
                     async for event in events:
                         yield event
@@ -150,24 +120,8 @@ def _check(request: pb.FetchRequest, served: ServedPools) -> None:
     served.pairing.check(other, request.claimant or "the claimant")
 
 
-def sender_of_connector(
-    request: pb.FetchRequest, served: ServedPools, stream: TransferStream
-) -> Sender:
-    """Returns the sender of the connector that a request names. Raises `FailedPreconditionError` if
-    these pools are not offered by it."""
-    connector = served.connector_of(request)
-    integrity = integrity_of(request.integrity or pb.INTEGRITY_XXH3_64).of(connector)
-    if connector is GRPC:
-        return PayloadSender(stream)
-    offers = {SHM: served.shm, NIXL: served.nixl, CUDA_IPC: served.ipc}
-    offered = offers.get(connector, served.plugin)
-    if isinstance(offered, str):
-        raise FailedPreconditionError(f"blocks cannot be had by {connector.name} here: {offered}")
-    return PlaceSender(integrity, stream)
-
-
 async def _stream(
-    lease: Lease, pools: Sequence[KvPool], sender: Sender, num_held: int
+    lease: Lease, pools: Sequence[KvPool], send: Send, num_held: int
 ) -> AsyncGenerator[Event, None]:
     """Yields the manifest, blocks as they are filled, and the result."""
     num_blocks = lease.blocks.num_blocks
@@ -181,7 +135,7 @@ async def _stream(
         num_filled = max(sent, lease.num_filled)
         for group, pool in enumerate(pools):
             filled = range(max(sent, due[group].start), num_filled)
-            async with aclosing(_runs(lease, group, pool, filled, sender)) as runs:
+            async with aclosing(_runs(lease, group, pool, filled, send)) as runs:
                 async for run in runs:
                     yield run
         if lease.is_over:
@@ -193,12 +147,12 @@ async def _stream(
 
 
 async def _runs(
-    lease: Lease, group: int, pool: KvPool, blocks: range, sender: Sender
+    lease: Lease, group: int, pool: KvPool, blocks: range, send: Send
 ) -> AsyncGenerator[BlockBatch, None]:
     """Yields filled blocks of the sequence in one cache group, in batches; none after the lease has
     ended: blocks that were read meanwhile may have been another sequence's by then."""
     block_ids = lease.block_ids[group][blocks.start : blocks.stop]
-    async with aclosing(sender.send(group, blocks.start, block_ids, pool)) as batches:
+    async with aclosing(send(group, blocks.start, block_ids, pool)) as batches:
         async for batch in batches:
             if lease.is_over:
                 return

@@ -1,7 +1,4 @@
-"""Transport selection for each source: described once, the fastest that both sides support.
-
-Independent of messages: `describe` returns the source's offers as plain data.
-"""
+"""Transport selection for each source: described once, the fastest that both sides support."""
 
 import asyncio
 import logging
@@ -10,54 +7,18 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
-from baton.engine.executor.cache.cuda_ipc import CudaDriver, CudaIpc
-from baton.engine.executor.cache.kv_pool import KvPool
 from baton.errors import FailedPreconditionError, UnavailableError
-from baton.installation import install_command
-from baton_kvtransfer.connector import CUDA_IPC, GRPC, NIXL, SHM, Connector, Receiver
-from baton_kvtransfer.connectors.cuda_ipc import memory_handles
-from baton_kvtransfer.connectors.grpc.payload import PayloadReceiver
-from baton_kvtransfer.connectors.nixl.agent import is_installed
-from baton_kvtransfer.connectors.nixl.claimant import NixlReader
-from baton_kvtransfer.connectors.shm import claimant as shm_claimant
+from baton.v1.kv_transfer_pb2 import DescribeResponse
+from baton_kvtransfer.connector import Connector, Offer, Receiver
 from baton_kvtransfer.gpu_notice import GpuNotice
-from baton_kvtransfer.offers import Description
-from baton_kvtransfer.plugins import NamedPlugin
-from baton_kvtransfer.stream.transfer_stream import TransferStream
-from baton_kvtransfer.transfer_service import KV
+from baton_kvtransfer.offers import offer_by
 
-# Connectors that read the source's memory; the fallback is `GRPC`.
-FASTEST_FIRST = (CUDA_IPC, SHM, NIXL)
+IDLE_SECONDS = 600.0
 
-_ONLY_GRPC = "no other is allowed here"
+_NO_OTHER = "no other is allowed here"
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class TransportTimes:
-    """Times of the choice of transports, in seconds.
-
-    Attributes:
-        connect: in which a source of this host has to answer each call.
-        retry: after which a faster connector is tried again that failed for a reason which may
-            pass.
-        retry_nixl: the same of NIXL, whose attempts keep transfers waiting where its ports are
-            closed.
-        idle: after which a source is forgotten that no transfer has used: it may have left the
-            cluster.
-    """
-
-    connect: float = shm_claimant.CONNECT_TIMEOUT
-    retry: float = 10.0
-    retry_nixl: float = 600.0
-    idle: float = 600.0
-
-    def retry_of(self, connector: Connector) -> float:
-        """Returns `retry` or `retry_nixl`."""
-        return self.retry_nixl if connector is NIXL else self.retry
 
 
 class Transport:
@@ -111,7 +72,7 @@ class Transport:
         self.receiver.close()
 
 
-Describe = Callable[[str, Sequence[Connector]], Awaitable[Description]]
+Describe = Callable[[str, Sequence[str]], Awaitable[DescribeResponse]]
 _Source = tuple[str, int]
 
 
@@ -127,50 +88,36 @@ class _Known:
 
 
 class Sources:
-    """Transports from one worker's sources, cached by endpoint and epoch while they are used.
-
-    Attributes:
-        nixl: reader of sources that have NIXL.
-    """
+    """Transports from one worker's sources, cached by endpoint and epoch while they are used."""
 
     def __init__(
         self,
-        pools: Sequence[KvPool],
+        connectors: Sequence[Connector],
         choice: str,
         describe: Describe,
-        nixl: NixlReader,
-        cuda: CudaIpc | None = None,
-        *,
-        noun: str = KV.noun,
-        plugin: NamedPlugin | None = None,
-        nixl_problem: str = "",
-        socket_dir: str | None = None,
-        times: TransportTimes | None = None,
+        notice: GpuNotice,
+        idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        """`describe` asks the source at an endpoint for its offers, and names the connectors that
-        the source opens only on request. `nixl` is closed with this, and not used if `nixl_problem`
-        has a reason. `noun`: content of the pools. `plugin`: the connector `choice`, if a package
-        adds it. `socket_dir`: as in `claimant.attach`."""
-        self._pools = pools
-        self._on_cpu = all(pool.device.type == "cpu" for pool in pools)
-        self._choice = choice
+        """`connectors`: in order of preference, the fallback last. `choice`: name of the only one
+        that is allowed, or "auto". `describe` asks the source at an endpoint for its offers, and
+        names the connectors that the source opens only on request. `notice` is given for the
+        fallback. `idle_seconds`: time after which a source is forgotten that no transfer has used:
+        it may have left the cluster."""
+        allowed = [each for each in connectors if choice in ("auto", each.name)]
+        self._fallback = allowed.pop() if allowed[-1] is connectors[-1] else None
+        self._preferred = allowed
         self._describe = describe
-        self.nixl = nixl
-        self._plugin = plugin
-        self._nixl_problem = nixl_problem
-        self._cuda = cuda or CudaDriver()
-        self._socket_dir = socket_dir
-        self._times = times or TransportTimes()
-        self._stream = TransferStream()
+        self._notice = notice
+        self._idle_seconds = idle_seconds
         self._known: dict[_Source, _Known] = {}  # in the order of last use
-        self._gpu_notice = GpuNotice(pools, noun)
-        if choice == GRPC.name:
-            self._gpu_notice.give(_ONLY_GRPC)
+        if not self._preferred:
+            notice.give(_NO_OTHER)
 
     @property
     def num_known(self) -> int:
-        """Number of sources whose transport is chosen, or being chosen."""
-        return len(self._known)
+        """Number of sources whose transport is open, or being chosen."""
+        transports = map(self._chosen_for, self._known)
+        return sum(transport is None or transport.is_open for transport in transports)
 
     async def transport(self, endpoint: str, epoch: int) -> Transport:
         """Returns the transport of the source at `endpoint`, in its incarnation `epoch`.
@@ -178,8 +125,9 @@ class Sources:
         Raises the errors of `describe`, and `FailedPreconditionError` if the source has another
         epoch, or if the only transport that is allowed is not available.
         """
-        if self._choice == GRPC.name:
-            return Transport(PayloadReceiver(self._stream), GRPC, _ONLY_GRPC)
+        if self._fallback and not self._preferred:
+            receiver = await self._fallback.attach(Offer())
+            return Transport(receiver, self._fallback, _NO_OTHER)
         source = endpoint, epoch
         now = asyncio.get_running_loop().time()
         self._drop_unusable(source, now)
@@ -202,7 +150,6 @@ class Sources:
             transport = self._forget(source)
             if transport is not None:
                 transport.close()
-        self.nixl.close()
 
     def _begin(self, source: _Source) -> "asyncio.Task[Transport]":
         choice = asyncio.create_task(self._choose(source))
@@ -218,68 +165,35 @@ class Sources:
                 f"{epoch}: it has restarted or changed its role since"
             )
         self._forget_others(source)
-        tried = self._allowed()
-        problems: dict[Connector, str] = {}
+        problems: dict[str, str] = {}
         retry_seconds = math.inf
-        for connector in tried:
+        for connector in self._preferred:
             try:
-                receiver, reason = await self._attach(connector, source, described)
+                receiver = await self._attach(connector, endpoint, described)
             except UnavailableError as error:
-                problems[connector] = str(error)
+                problems[connector.name] = str(error)
                 if isinstance(error.__cause__, OSError):
-                    retry_seconds = min(retry_seconds, self._times.retry_of(connector))
+                    retry_seconds = min(retry_seconds, connector.retry_seconds)
             else:
-                reasons = "; ".join([reason, *map(_why_not, problems.items())])
+                reasons = "; ".join([connector.reason, *map(_why_not, problems.items())])
                 return self._chosen(source, receiver, connector, reasons, retry_seconds)
-        if self._choice != "auto":
-            raise FailedPreconditionError(
-                f"blocks may only come by {self._choice}, and cannot: {problems[tried[0]]}"
-            )
+        if self._fallback is None:
+            ((name, problem),) = problems.items()
+            raise FailedPreconditionError(f"blocks may only come by {name}, and cannot: {problem}")
         reason = "; ".join(map(_why_not, problems.items()))
-        self._gpu_notice.give(reason)
-        receiver = PayloadReceiver(self._stream)
-        return self._chosen(source, receiver, GRPC, reason, retry_seconds)
-
-    def _allowed(self) -> Sequence[Connector]:
-        """Returns the connectors to try, in order."""
-        own = () if self._plugin is None else (self._plugin.connector,)
-        named = [each for each in (*FASTEST_FIRST, *own) if each.name == self._choice]
-        return named or FASTEST_FIRST
+        self._notice.give(reason)
+        receiver = await self._fallback.attach(Offer())
+        return self._chosen(source, receiver, self._fallback, reason, retry_seconds)
 
     async def _attach(
-        self, connector: Connector, source: _Source, described: Description
-    ) -> tuple[Receiver, str]:
-        """Opens one transport; returns it with the reason for it. Raises `UnavailableError`, with
-        the reason, if it is not available."""
-        if self._plugin is not None and connector is self._plugin.connector:
-            offer = _offered(described.plugin)
-            if offer.plugin != connector.name:
-                raise UnavailableError(f"the other worker has {offer.plugin}")
-            reader = await self._plugin.plugin.attach(offer.metadata, self._pools)
-            return reader, "both were given it"
-        if connector is CUDA_IPC:
-            if self._on_cpu:
-                raise UnavailableError("the pools of this worker are in host memory")
-            ipc = _offered(described.ipc)
-            attach_ipc = partial(memory_handles.attach, ipc, self._pools, self._cuda, self._stream)
-            mapped = await _opened(attach_ipc)
-            return mapped, "both see one GPU's memory"
-        if connector is SHM:
-            if not self._on_cpu:
-                raise UnavailableError("the pools of this worker are not in host memory")
-            shm, layouts = _offered(described.shm), [pool.layout for pool in self._pools]
-            attach_shm = partial(
-                shm_claimant.attach, shm, layouts, self._socket_dir, timeout=self._times.connect
-            )
-            receiver = await _opened(attach_shm)
-            receiver.watch(partial(self._gone, source, receiver))
-            return receiver, "both are on one host and of one user"
-        if self._nixl_problem:
-            raise UnavailableError(self._nixl_problem)
-        if not is_installed():
-            raise UnavailableError(f"nixl is not installed here; {install_command('nixl')}")
-        described = await self._describe(source[0], (NIXL,))
-        return await self.nixl.attach(_offered(described.nixl)), "both have nixl"
+        self, connector: Connector, endpoint: str, described: DescribeResponse
+    ) -> Receiver:
+        """Attaches to a source. Raises `UnavailableError`, with the reason, if it cannot."""
+        if connector.problem:
+            raise UnavailableError(connector.problem)
+        if connector.is_on_request:
+            described = await self._describe(endpoint, (connector.name,))
+        return await connector.attach(offer_by(connector, described.offers))
 
     def _chosen(
         self,
@@ -316,7 +230,7 @@ class Sources:
     def _drop_idle(self, now: float) -> None:
         """Drops the transports that were not used for long."""
         for source, known in tuple(self._known.items()):
-            if now - known.last_used < self._times.idle:
+            if now - known.last_used < self._idle_seconds:
                 return
             transport = self._chosen_for(source)
             if transport is not None and not transport.is_in_use:
@@ -334,14 +248,6 @@ class Sources:
         if transport is not None:
             transport.drop()
 
-    def _gone(self, source: _Source, receiver: Receiver) -> None:
-        """Closes the receiver of a source that closed its memory, and drops its transport, unless
-        the source has another one by now."""
-        receiver.close()
-        transport = self._chosen_for(source)
-        if transport is not None and not transport.is_open:
-            self._drop(source)
-
     def _forget(self, source: _Source) -> Transport | None:
         """Removes a source, whose transport is to be chosen again. Returns it if there is one."""
         transport = self._chosen_for(source)
@@ -349,32 +255,5 @@ class Sources:
         return transport
 
 
-_Opened = TypeVar("_Opened", bound=Receiver)
-
-
-async def _opened(attach: Callable[[], _Opened]) -> _Opened:
-    """Calls `attach` in a thread and returns its receiver; closes it if this is cancelled."""
-    opening = asyncio.get_running_loop().run_in_executor(None, attach)
-    try:
-        return await asyncio.shield(opening)
-    except asyncio.CancelledError:
-        opening.add_done_callback(_close_unwanted)
-        raise
-
-
-def _close_unwanted(opening: "asyncio.Future[_Opened]") -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
-
-
-def _why_not(problem: tuple[Connector, str]) -> str:
-    return f"not by {problem[0].name}: {problem[1]}"
-
-
-_Offer = TypeVar("_Offer")
-
-
-def _offered(offer: _Offer | str) -> _Offer:
-    if isinstance(offer, str):
-        raise UnavailableError(offer)
-    return offer
+def _why_not(problem: tuple[str, str]) -> str:
+    return f"not by {problem[0]}: {problem[1]}"

@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager
 from opentelemetry.trace import Span, SpanKind
 
 from baton.serving.telemetry.stages import stage
-from baton_kvtransfer.connector import Connector
 from baton_kvtransfer.lease.handle import Handle, TransferReport
 from baton_kvtransfer.transfer_service import TransferService
 
@@ -23,7 +22,7 @@ def note_report(span: Span, report: TransferReport, num_held: int) -> None:
     """Sets the attributes of the completed transfer."""
     span.set_attributes(
         {
-            "baton.transfer.connector": report.connector.name,
+            "baton.transfer.connector": report.connector,
             "baton.transfer.num_blocks": report.num_blocks,
             "baton.transfer.num_bytes": report.num_bytes,
             "baton.transfer.num_held_blocks": num_held,
@@ -33,8 +32,8 @@ def note_report(span: Span, report: TransferReport, num_held: int) -> None:
 
 
 def sending_span(
-    service: TransferService, claimant: str, connector: Connector
+    service: TransferService, claimant: str, connector: str
 ) -> AbstractContextManager[Span]:
     """Returns the source's span `kv.send` or `encoder.send`, a child of the claimant's span."""
-    told = {"baton.transfer.claimant": claimant, "baton.transfer.connector": connector.name}
+    told = {"baton.transfer.claimant": claimant, "baton.transfer.connector": connector}
     return stage(f"{service.content}.send", told, kind=SpanKind.SERVER)

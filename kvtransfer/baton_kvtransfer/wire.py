@@ -1,6 +1,5 @@
 """Conversion between messages of `baton.v1` and the plain data of `baton_kvtransfer`."""
 
-from collections.abc import Iterable
 from typing import Protocol
 
 from baton.engine.scheduler.plan import TokenLogprobs
@@ -9,20 +8,20 @@ from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import prefill_pb2
 from baton.worker.pairing import Pairing
 from baton.worker.wire import hashes_of, layouts_of, layouts_to_messages, top_logprobs_to_message
-from baton_kvtransfer.connector import CUDA_IPC, GRPC, NIXL, SHM, Connector, Integrity
+from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.lease.handle import LEASE_ID_BYTES, FirstToken, Handle
 from baton_kvtransfer.lease.lease import Claim
 
 HANDLE_VERSION = 1
 
-CONNECTORS = {
-    pb.CONNECTOR_UNSPECIFIED: GRPC,
-    pb.CONNECTOR_GRPC: GRPC,
-    pb.CONNECTOR_SHM: SHM,
-    pb.CONNECTOR_NIXL: NIXL,
-    pb.CONNECTOR_CUDA_IPC: CUDA_IPC,
+# A connector as messages have it: its value and, for one without, `CONNECTOR_PLUGIN` and its name.
+ConnectorKey = tuple[pb.Connector.ValueType, str]
+
+_CONNECTORS = {
+    name.removeprefix("CONNECTOR_").lower().replace("_", "-"): value
+    for name, value in pb.Connector.items()
+    if value not in (pb.CONNECTOR_UNSPECIFIED, pb.CONNECTOR_PLUGIN)
 }
-_CONNECTOR_VALUES = {connector: value for value, connector in CONNECTORS.items()}
 _INTEGRITIES = {
     pb.INTEGRITY_XXH3_64: Integrity.CHECKSUMS,
     pb.INTEGRITY_FENCE: Integrity.FENCE,
@@ -84,21 +83,17 @@ def integrity_of(value: int) -> Integrity:
     return _INTEGRITIES[pb.Integrity.ValueType(value)]
 
 
-def connector_values(connectors: Iterable[Connector]) -> list[pb.Connector.ValueType]:
-    return [_CONNECTOR_VALUES[connector] for connector in connectors]
+def connector_key(name: str) -> ConnectorKey:
+    """Returns the connector `name`, as messages have it."""
+    value = _CONNECTORS.get(name)
+    return (pb.CONNECTOR_PLUGIN, name) if value is None else (value, "")
 
 
-def connector_of(value: int, plugin: str, own: Connector | None = None) -> Connector:
-    """Returns the connector that a Fetch asks for. `plugin`: its name, if a package added it.
-    `own`: the plug-in of this worker."""
-    if value == pb.CONNECTOR_PLUGIN and own is not None and own.name == plugin:
-        return own
-    if value not in CONNECTORS:
-        known = ", ".join(c.name for c in (*_CONNECTOR_VALUES, own) if c is not None)
-        raise FailedPreconditionError(
-            f"connector {plugin or value} was asked for; this worker knows {known}"
-        )
-    return CONNECTORS[pb.Connector.ValueType(value)]
+def requested_connector(request: pb.FetchRequest) -> ConnectorKey:
+    """Returns the connector that a Fetch asks for, which may be unknown here."""
+    if request.connector == pb.CONNECTOR_PLUGIN:
+        return request.connector, request.plugin
+    return request.connector or pb.CONNECTOR_GRPC, ""
 
 
 def fetch_request(
@@ -106,16 +101,15 @@ def fetch_request(
     claimant: str,
     own: Pairing,
     num_held: int,
-    connector: Connector = GRPC,
-    integrity: Integrity | None = None,
+    connector: str,
+    integrity: Integrity,
 ) -> pb.FetchRequest:
-    """Builds the request of a Fetch. `integrity` None: that of the handle for this connector.
-    Raises `FailedPreconditionError` if the handle asks for less than the connector needs."""
-    integrity = integrity or handle.integrity.of(connector)
+    """Returns the request of a Fetch by the connector of that name."""
+    value, plugin = connector_key(connector)
     return pb.FetchRequest(
         tenant=handle.tenant,
-        connector=_CONNECTOR_VALUES.get(connector, pb.CONNECTOR_PLUGIN),
-        plugin=connector.name if connector.is_plugin else "",
+        connector=value,
+        plugin=plugin,
         integrity=_INTEGRITY_VALUES[integrity],
         lease_id=handle.lease_id,
         source_epoch=handle.source_epoch,

@@ -1,7 +1,6 @@
 """Blocks between pools on a GPU: out of another process's memory, and over a wire."""
 
 import asyncio
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,19 +9,13 @@ from contextlib import suppress
 import pytest
 import torch
 
-from baton.engine.executor.cache.cuda_ipc import CudaDriver
 from baton.engine.executor.cache.kv_pool import KvPool
 from baton.errors import UnavailableError
-from baton_kvtransfer.connector import Integrity
-from baton_kvtransfer.connectors.cuda_ipc.memory_handles import (
-    IpcOffer,
-    IpcReceiver,
-    attach,
-)
-from baton_kvtransfer.connectors.grpc.payload import PayloadReceiver, PayloadSender
+from baton_kvtransfer.connector import Integrity, Offer
+from baton_kvtransfer.connectors.cuda_ipc.connector import CudaIpcConnector, IpcReceiver
+from baton_kvtransfer.connectors.grpc.connector import GrpcConnector
 from baton_kvtransfer.stream.block_batch import BlockBatch, checksums_of
-from baton_kvtransfer.stream.transfer_stream import TransferStream
-from tests.support.kernels.far_pool import NUM_BLOCKS, filled, layouts, offer_from_json, settle
+from tests.support.kernels.far_pool import NUM_BLOCKS, filled, layouts, offer_of, settle
 from tests.support.repository import ROOT
 
 SOURCES = tuple(range(NUM_BLOCKS, 0, -1))
@@ -42,7 +35,7 @@ def check_arrived(targets: list[KvPool], device: str) -> None:
 
 
 @pytest.fixture
-def far_pool() -> Iterator[tuple["subprocess.Popen[str]", IpcOffer]]:
+def far_pool() -> Iterator[tuple["subprocess.Popen[str]", Offer]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.kernels.far_pool"],
         stdin=subprocess.PIPE,
@@ -52,7 +45,7 @@ def far_pool() -> Iterator[tuple["subprocess.Popen[str]", IpcOffer]]:
     )
     try:
         assert process.stdout is not None
-        yield process, offer_from_json(json.loads(process.stdout.readline()))
+        yield process, offer_of(process.stdout.readline())
     finally:
         process.kill()
         process.wait()
@@ -76,7 +69,7 @@ def test_cuda_ipc_copies_blocks_from_another_process(device, far_pool, integrity
         pytest.importorskip("xxhash")
     _, offered = far_pool
     targets = empty(device)
-    receiver = attach(offered, targets, CudaDriver(), TransferStream())
+    receiver = asyncio.run(CudaIpcConnector(targets).attach(offered))
     asyncio.run(receive_all(receiver, targets, integrity))
     check_arrived(targets, device)
     receiver.close()
@@ -87,7 +80,7 @@ def test_cuda_ipc_survives_a_killed_source(device, far_pool):
     """Its memory stays readable or it does not; either way this process goes on."""
     process, offered = far_pool
     targets = empty(device)
-    receiver = attach(offered, targets, CudaDriver(), TransferStream())
+    receiver = asyncio.run(CudaIpcConnector(targets).attach(offered))
     asyncio.run(receive_all(receiver, targets, Integrity.FENCE))
     process.kill()
     process.wait()
@@ -103,9 +96,10 @@ def test_grpc_transport_copies_blocks_through_the_host(device):
     sources, targets = filled(device), empty(device)
 
     async def hand_over() -> None:
-        sender, receiver = PayloadSender(TransferStream()), PayloadReceiver(TransferStream())
+        connector = GrpcConnector()
+        receiver = await connector.attach(Offer())
         for group, (source, target) in enumerate(zip(sources, targets, strict=True)):
-            async for batch in sender.send(group, 0, SOURCES, source):
+            async for batch in connector.send(group, 0, SOURCES, source, Integrity.CHECKSUMS):
                 arrived = memoryview(b"".join(batch.payload))
                 copy = BlockBatch(group, batch.first_block, batch.checksums, (arrived,))
                 into = TARGETS[batch.first_block : batch.first_block + len(batch.checksums)]

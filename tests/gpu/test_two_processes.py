@@ -16,7 +16,8 @@ from baton.engine.request import EngineRequest, KvSource
 from baton.sampling import SamplingParams
 from baton_kvtransfer.connector import Integrity, Receiver
 from baton_kvtransfer.stream.block_batch import BlockBatch
-from tests.support.kernels.far_engine import attach
+from tests.support.kernels.far_engine import connector_for
+from tests.support.kernels.far_pool import offer_of
 from tests.support.repository import ROOT
 
 pytestmark = pytest.mark.smoke
@@ -73,7 +74,8 @@ async def hand_over(
         EngineRequest(source.name, prompt, params, len(prompt), kv_source=source)
         for prompt, params, source in zip(PROMPTS, PARAMS, SOURCES, strict=True)
     )
-    receiver = attach(await line_of(process), engine.pools)
+    offer = offer_of(json.dumps(await line_of(process)))
+    receiver = await connector_for(engine.pools).attach(offer)
     assert process.stdin is not None
     process.stdin.write(json.dumps([handed_over.token_ids, delay]) + "\n")
     process.stdin.flush()

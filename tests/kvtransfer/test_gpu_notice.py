@@ -6,23 +6,23 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from baton.v1.kv_transfer_pb2 import DescribeResponse
 from baton_kvtransfer import gpu_notice
-from baton_kvtransfer.connector import GRPC
-from baton_kvtransfer.connectors.nixl.claimant import NixlReader
-from baton_kvtransfer.offers import Description
+from baton_kvtransfer.gpu_notice import GpuNotice
 from baton_kvtransfer.sources import Sources
-from tests.support.kvtransfer.loopback import BLOCK_SIZE, HYBRID, pool_of
+from tests.support.kvtransfer.loopback import BLOCK_SIZE, HYBRID, connectors_of, pool_of
 
 ON_GPU = [SimpleNamespace(layout=layout, device=torch.device("cuda", 0)) for layout in HYBRID]
 IN_HOST_MEMORY = [pool_of(2, layout) for layout in HYBRID]
 
 
 async def describe(_endpoint, _wanted):
-    return Description(7, "its pools are not in shared memory", "nixl is not installed there")
+    return DescribeResponse(epoch=7)
 
 
 def sources_of(pools, connector: str) -> Sources:
-    return Sources(pools, connector, describe, NixlReader(()), nixl_problem="no network for it")
+    connectors = connectors_of(pools, nixl_problem="no network for it")
+    return Sources(connectors, connector, describe, GpuNotice(pools, "KV"))
 
 
 async def said_by(pools, connector: str, caplog) -> list[str]:
@@ -31,7 +31,7 @@ async def said_by(pools, connector: str, caplog) -> list[str]:
     said = [r.getMessage() for r in caplog.records if r.name == gpu_notice.__name__]
     assert bool(said) == (connector == "grpc" and pools is ON_GPU), "said at start"
     for endpoint in ("a", "b"):
-        assert (await sources.transport(endpoint, 7)).connector is GRPC
+        assert (await sources.transport(endpoint, 7)).connector.name == "grpc"
     sources.close()
     return [r.getMessage() for r in caplog.records if r.name == gpu_notice.__name__]
 

@@ -4,7 +4,7 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +19,9 @@ from baton.v1.kv_transfer_pb2 import ConfirmRequest
 from baton.v1.kv_transfer_pb2_grpc import KvTransferStub
 from baton.worker.pairing import Pairing
 from baton_kvtransfer.client import KvFetcher
+from baton_kvtransfer.connector import Connector
+from baton_kvtransfer.connectors.grpc.connector import GrpcConnector
+from baton_kvtransfer.connectors.nixl.connector import NixlConnector
 from baton_kvtransfer.lease.handle import FirstToken, Handle
 from baton_kvtransfer.lease.machine import LeaseState
 from tests.support.failures import failure_of
@@ -38,7 +41,9 @@ from tests.support.kvtransfer.loopback import (
     MODEL,
     VERSION,
     WINDOW,
+    ConnectorsOf,
     allocation,
+    connectors_of,
     contents,
     filled_pool,
     pool_of,
@@ -67,13 +72,16 @@ THERE, HERE = tables(1), tables(2)
 
 
 @asynccontextmanager
-async def claimant_by(connector: Any) -> AsyncIterator[tuple[list[KvPool], Channels, KvFetcher]]:
+async def claimant_by(
+    connector: Any, connectors_of: ConnectorsOf = connectors_of
+) -> AsyncIterator[tuple[list[KvPool], Channels, KvFetcher]]:
     targets, channels = [pool_of(NUM_BLOCKS, layout) for layout in HYBRID], Channels()
-    fetcher = KvFetcher(
-        targets, PAIRING, CLAIMANT, channels, connector=connector, nixl_devices="lo"
-    )
+    connectors = connectors_of(targets)
+    fetcher = KvFetcher(targets, PAIRING, CLAIMANT, channels, connectors, connector=connector)
     yield targets, channels, fetcher
     fetcher.close()
+    for each in connectors:
+        await each.close()
     await channels.close()
 
 
@@ -225,11 +233,19 @@ async def test_resumed_source_has_forgotten_lease(peers, connector):
 async def test_nixl_read_writes_nothing_when_stopped_source_resumes(peers, stage, monkeypatch):
     """Over TCP the source has a part in every read, and an answer of it comes however late."""
     monkeypatch.setenv("UCX_TLS", "tcp")
-    async with claimant_by("nixl") as (targets, _, fetcher), peers("source") as source:
-        handle = handle_to(source)
+    nixl: list[NixlConnector] = []
+
+    def connectors(pools: Sequence[KvPool]) -> Sequence[Connector]:
+        nixl.append(NixlConnector(pools, "lo"))
+        return [*nixl, GrpcConnector(pools)]
+
+    async with (
+        claimant_by("nixl", connectors) as (targets, _, fetcher),
+        peers("source") as source,
+    ):
+        handle, reader = handle_to(source), nixl[0].reader
         fetching = asyncio.create_task(fetcher.fetch(handle, allocation(*HERE), TIMEOUT))
         await reach(stage, source, targets)
-        reader = fetcher.sources.nixl
         await until(lambda: reader.agent is not None, TIMEOUT)
         agent = reader.agent
         # The blocks are announced and the source stops before it can answer a read of them.
@@ -272,6 +288,7 @@ async def test_nixl_read_writes_nothing_when_stopped_source_resumes(peers, stage
             target.content[0].fill_(7)
         read = [target.content.clone() for target in targets]
         fetcher.close()
+        reader.close()
         await until(lambda: not reader.num_lingering, BOUND)
         assert source.is_running
     origin = filled_pool(NUM_BLOCKS, HYBRID[0])
@@ -299,13 +316,13 @@ async def claimant_is_killed(peers: RemotePeers, connector: str, stage: str) -> 
             files = len(open_files())
             claimant.signal(signal.SIGKILL)
             await until(lambda: not ends.leases.num_awaited, BOUND)
-            await until(lambda: not ends.handle_server.num_readers, BOUND)
+            await until(lambda: not ends.num_readers, BOUND)
             assert len(open_files()) <= files
             return
         with ends.lease_of(NUM_TOKENS, LEASE) as lease:
             await tell_to_fetch(claimant, connector, ends.endpoint)
             await until(lambda: lease.is_claimed, TIMEOUT)
-            assert ends.handle_server.num_readers == readers
+            assert ends.num_readers == readers
             lease.advance(THERE, COUNT // 2 if stage == "amid the blocks" else COUNT)
             await asyncio.sleep(0.05)
             claimant.signal(signal.SIGKILL)
@@ -313,7 +330,7 @@ async def claimant_is_killed(peers: RemotePeers, connector: str, stage: str) -> 
                 async with asyncio.timeout(BOUND):
                     await lease.over()
             assert lease.state is LeaseState.FAILED
-            await until(lambda: not ends.handle_server.num_readers, BOUND)
+            await until(lambda: not ends.num_readers, BOUND)
         assert len(ends.leases) == 0
 
 

@@ -2,7 +2,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,9 +21,7 @@ from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import kv_transfer_pb2_grpc as pb_grpc
 from baton.v1 import prefill_pb2
 from baton.worker.pairing import Pairing
-from baton_kvtransfer.connectors.grpc.payload import PayloadSender
-from baton_kvtransfer.stream.transfer_stream import TransferStream
-from baton_kvtransfer.wire import fetch_request
+from baton_kvtransfer.connectors.grpc.connector import GrpcConnector
 from tests.support.failures import failure_of
 from tests.support.kvtransfer.loopback import (
     BLOCK_SIZE,
@@ -44,6 +41,7 @@ from tests.support.kvtransfer.loopback import (
     contents,
     layout_of,
     nothing,
+    payload_request,
     transfer,
     untouched,
 )
@@ -65,16 +63,18 @@ async def test_lease_breaks_when_fetch_deadline_passes():
 
 
 async def test_lease_that_ends_during_a_transfer_gives_its_own_reason():
-    async def send(group, first, block_ids, pool):
-        sender = PayloadSender(TransferStream(), message_bytes=LAYOUT.block_bytes)
-        async with aclosing(sender.send(group, first, block_ids, pool)) as batches:
-            async for batch in batches:
-                if batch.first_block == 3:
-                    lease.end(NotFoundError("its time is over"))
-                yield batch
+    class EndingConnector(GrpcConnector):
+        async def send(self, *arguments, **options):
+            async with aclosing(super().send(*arguments, **options)) as batches:
+                async for batch in batches:
+                    if batch.first_block == 3:
+                        lease.end(NotFoundError("its time is over"))
+                    yield batch
 
-    sender = SimpleNamespace(send=send)
-    async with transfer(8, connector="grpc", sender_of=lambda *_: sender) as ends:
+    def connectors(pools):
+        return [EndingConnector(pools, message_bytes=LAYOUT.block_bytes)]
+
+    async with transfer(8, connectors=connectors) as ends:
         with ends.lease(8) as lease:
             lease.advance((tuple(range(1, 9)),), 8)
             lease.complete(None, nothing)
@@ -135,7 +135,7 @@ async def test_pairing_refuses_other_version_naming_both():
 
 async def test_source_refuses_claimant_without_version():
     async with transfer() as ends:
-        request = fetch_request(ends.handle(1), CLAIMANT, replace(PAIRING, version=""), 0)
+        request = payload_request(ends.handle(1), CLAIMANT, replace(PAIRING, version=""))
         stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
         with ends.lease(1) as lease:
             failure = await failure_of(stub.Fetch(request, timeout=TIMEOUT).read())
@@ -176,7 +176,7 @@ async def test_pairing_refuses_other_layouts_naming_both(layouts, named):
             ends.fetcher.check(ends.handle())
         assert named in str(caught.value)
         assert "float32, block size 4" in str(caught.value)
-        request = fetch_request(ends.handle(), CLAIMANT, Pairing(VERSION, MODEL, tuple(layouts)), 0)
+        request = payload_request(ends.handle(), CLAIMANT, Pairing(VERSION, MODEL, tuple(layouts)))
         stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
         failure = await failure_of(stub.Fetch(request, timeout=TIMEOUT).read())
         assert isinstance(failure, FailedPreconditionError)
@@ -237,7 +237,7 @@ async def test_handle_is_good_for_one_fetch_and_confirmation():
 async def test_kv_transfer_refuses_malformed_lease_id(lease_id, claimant, problem):
     async with transfer() as ends:
         stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
-        request = fetch_request(ends.handle(lease_id=lease_id), claimant, PAIRING, 0)
+        request = payload_request(ends.handle(lease_id=lease_id), claimant, PAIRING)
         confirmed = pb.ConfirmRequest(lease_id=lease_id, generation=1, claimant=claimant)
         for call in (stub.Confirm(confirmed), stub.Fetch(request, timeout=TIMEOUT).read()):
             failure = await failure_of(call)
@@ -250,7 +250,7 @@ async def test_fetch_refuses_more_held_blocks_than_lease_has():
         with ends.lease(1) as lease:
             lease.advance(((1,),), 1)
             stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
-            request = fetch_request(ends.handle(1), CLAIMANT, PAIRING, 2)
+            request = payload_request(ends.handle(1), CLAIMANT, PAIRING, 2)
             failure = await failure_of(stub.Fetch(request, timeout=TIMEOUT).read())
             assert isinstance(failure, NotFoundError)
 
@@ -519,7 +519,7 @@ async def test_fetch_messages_are_bounded_in_every_group():
         with ends.computed_lease(everything, everything):
             stub = pb_grpc.KvTransferStub(ends.channels.get(ends.endpoint))
             handle = ends.handle(num_blocks)
-            request = fetch_request(handle, CLAIMANT, handle.pairing, 0)
+            request = payload_request(handle, CLAIMANT, handle.pairing)
             sizes: dict[int, list[int]] = {0: [], 1: []}
             async for response in stub.Fetch(request, timeout=TIMEOUT):
                 if response.HasField("result"):

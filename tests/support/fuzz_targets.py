@@ -39,17 +39,16 @@ from baton.v1 import inference_pb2 as pb
 from baton.worker.pairing import Pairing
 from baton.worker.wire import engine_request, layouts_of, layouts_to_messages, serialize_layouts
 from baton_decode_worker.wire import outputs, return_cost
-from baton_kvtransfer.connector import Integrity
-from baton_kvtransfer.connectors.grpc.payload import PayloadReceiver
+from baton_kvtransfer.connector import Connector, Integrity, Offer, Receiver
+from baton_kvtransfer.connectors.grpc.connector import GrpcConnector, PayloadReceiver
 from baton_kvtransfer.lease.handle import Handle
 from baton_kvtransfer.lease.handoff import Handoff
-from baton_kvtransfer.offers import description_of
+from baton_kvtransfer.offers import Offers, offer_by
 from baton_kvtransfer.stream import frames
 from baton_kvtransfer.stream.block_batch import BlockBatch, checksums_of
 from baton_kvtransfer.stream.transfer_stream import TransferStream
 from baton_kvtransfer.wire import (
     claim_of,
-    connector_of,
     first_token_of,
     handle_of,
     integrity_of,
@@ -129,10 +128,31 @@ def end_sequence(data: bytes) -> None:
 def fetch(data: bytes) -> None:
     request = parsed(kv_transfer_pb2.FetchRequest, data)
     claim_of(request)
-    connector = connector_of(request.connector, request.plugin)
+    connector = offers().connector(request)
     integrity_of(request.integrity or kv_transfer_pb2.INTEGRITY_XXH3_64).of(connector)
     other = Pairing(request.baton_version, request.fingerprint, layouts_of(request.layouts))
     PAIRING.check(other, request.claimant)
+
+
+class NamedConnector(Connector):
+    """Connector of which only the name and the offer matter."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(())
+        self.name = name
+
+    async def offer(self) -> Offer:
+        return Offer()
+
+    async def attach(self, offer: Offer) -> Receiver:
+        raise NotImplementedError
+
+
+@cache
+def offers() -> Offers:
+    opened = Offers([NamedConnector("shm"), GrpcConnector()])
+    asyncio.run(opened.open())
+    return opened
 
 
 def confirm(data: bytes) -> None:
@@ -143,7 +163,9 @@ def confirm(data: bytes) -> None:
 
 
 def describe(data: bytes) -> None:
-    description_of(parsed(kv_transfer_pb2.DescribeResponse, data))
+    message = parsed(kv_transfer_pb2.DescribeResponse, data)
+    for name in ("shm", "nixl"):
+        offer_by(NamedConnector(name), message.offers)
 
 
 @cache

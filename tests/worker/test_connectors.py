@@ -4,14 +4,12 @@ import grpc
 import pytest
 
 from baton.cluster.prefix import hash_chain
-from baton.errors import FailedPreconditionError, InvalidArgumentError
+from baton.errors import InvalidArgumentError
 from baton.rpc.errors import error_of
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2
-from baton.v1.kv_transfer_pb2 import CONNECTOR_PLUGIN, DescribeRequest
+from baton.v1.kv_transfer_pb2 import DescribeRequest
 from baton.v1.kv_transfer_pb2_grpc import KvTransferStub
-from baton_kvtransfer.connector import Connector
-from baton_kvtransfer.wire import connector_of
 from tests.support.repository import ROOT
 from tests.support.worker.pair import TIMEOUT, Answer, pair_of, rest_of
 from tests.support.worker.reference import alone, prompt_of
@@ -89,14 +87,6 @@ async def test_connector_of_a_package_is_needed_on_both_sides(
         request = pair.decode_request(prompt_of(31), GREEDY, bytes(16))
         with pytest.raises(grpc.aio.AioRpcError, match=f"come by {decode}, and cannot: {reason}"):
             await rest_of(pair.to_decode.Generate(request, timeout=TIMEOUT))
-
-
-def test_source_refuses_connector_that_it_was_not_given():
-    own = Connector("proc-mem", is_plugin=True)
-    known = "fabric was asked for; this worker knows grpc, shm, nixl, cuda-ipc, proc-mem"
-    with pytest.raises(FailedPreconditionError, match=known):
-        connector_of(CONNECTOR_PLUGIN, "fabric", own)
-    assert connector_of(CONNECTOR_PLUGIN, "proc-mem", own) is own
 
 
 async def test_kv_transfer_has_own_port_when_set(checkpoint):

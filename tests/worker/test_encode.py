@@ -34,9 +34,10 @@ from baton.worker.metrics import WorkerMetrics
 from baton_kvtransfer.exchange.encoder_fetch import EncoderFetch
 from baton_kvtransfer.exchange.exchange import EncoderExchange
 from baton_kvtransfer.lease.table import LeaseTable
-from baton_kvtransfer.wire import fetch_request, handle_of_source
+from baton_kvtransfer.wire import handle_of_source
 from tests.support.engine.images import IMAGE_TOKEN, greedy, image, save_vision_language, words
 from tests.support.failures import failure_of
+from tests.support.kvtransfer.loopback import payload_request
 from tests.support.proxy import Link, Proxy, corrupted, ended, once, truncated
 from tests.support.repository import ROOT
 from tests.support.spans import kept_spans
@@ -496,7 +497,7 @@ async def test_encoder_transfer_refuses_worker_of_other_pairing(prompt):
                 handle = handle_of_source(
                     source, replace(own, **{name: other}), prompt.inputs[0].length, ""
                 )
-                request = fetch_request(handle, prefill.id, handle.pairing, 0)
+                request = payload_request(handle, prefill.id, handle.pairing)
                 failure = await failure_of(stub.Fetch(request, timeout=TIMEOUT))
                 assert isinstance(failure, FailedPreconditionError)
             await prompt.check(prefill, [source])

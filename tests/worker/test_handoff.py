@@ -9,11 +9,12 @@ from baton.cluster.prefix import hash_chain
 from baton.sampling import SamplingParams
 from baton.v1.kv_transfer_pb2_grpc import KvTransferStub
 from baton_kvtransfer.exchange.exchange import KvExchange
-from baton_kvtransfer.wire import fetch_request, handle_of
+from baton_kvtransfer.wire import handle_of
 from tests.support.engine.checkpoints import FAMILIES, save_random
 from tests.support.engine.engines import mostly_slow
 from tests.support.engine.held_steps import held_after
 from tests.support.engine.oracle import Oracle
+from tests.support.kvtransfer.loopback import payload_request
 from tests.support.waiting import until
 from tests.support.worker.pair import TIMEOUT, Answer, Pair, pair_of
 from tests.support.worker.reference import alone, engine_of, prompt_of
@@ -148,7 +149,7 @@ async def test_workers_with_other_kv_dtypes_do_not_pair(checkpoint, fp8_side):
     async with pair_of(checkpoint("llama"), **other) as pair:
         handle = handle_of(pair.handle(bytes(16), 9))
         pairing = pair.decode.component(KvExchange).pairing
-        unchecked = fetch_request(handle, pair.decode.membership.id, pairing, 0)
+        unchecked = payload_request(handle, pair.decode.membership.id, pairing)
         channel = pair.decode.channels.get(pair.prefill.server.kv.endpoint)
         for call in (
             pair.to_decode.Generate(

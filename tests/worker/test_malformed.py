@@ -9,7 +9,8 @@ from google.protobuf.message import DecodeError, Message
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_sharing_pb2, prefill_pb2
 from baton.v1 import kv_transfer_pb2 as kv
-from baton_kvtransfer.wire import fetch_request, handle_of
+from baton_kvtransfer.wire import handle_of
+from tests.support.kvtransfer.loopback import payload_request
 from tests.support.worker.pair import Pair, pair_of
 from tests.support.worker.reference import prompt_of
 
@@ -36,7 +37,7 @@ def messages(pair: Pair) -> dict[str, Message]:
     prompt = prompt_of(20)
     handle = pair.handle(bytes(range(16)), len(prompt))
     taken = handle_of(handle)
-    fetch = fetch_request(taken, pair.decode.membership.id, taken.pairing, 0)
+    fetch = payload_request(taken, pair.decode.membership.id, taken.pairing)
     return {
         "KvTransfer/Describe": kv.DescribeRequest(),
         "KvTransfer/Fetch": fetch,

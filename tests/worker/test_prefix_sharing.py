@@ -14,11 +14,13 @@ from baton.serving.grpc.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1 import kv_sharing_pb2
 from baton.v1.admin_pb2 import FlushCacheRequest
+from baton_kvtransfer.connectors.grpc.connector import GrpcConnector
 from baton_kvtransfer.exchange.exchange import KvExchange
 from baton_kvtransfer.exchange.sharing import _until_released
 from baton_kvtransfer.lease.block_range import BlockRange
 from baton_kvtransfer.lease.lease import Claim
 from baton_kvtransfer.lease.table import LeaseTable
+from baton_kvtransfer.offers import Offers
 from baton_kvtransfer.service import KvTransferService, ServedPools, add_to_server
 from baton_prefill_worker.service import PrefillService
 from tests.support.failures import failure_of
@@ -196,8 +198,10 @@ async def test_prefix_lease_ends_with_its_call_or_timeout(checkpoint):
 async def served_apart(holder: Member) -> AsyncIterator[tuple[Server, LeaseTable]]:
     """A worker's pools behind a server that hands blocks over under the test's own leases."""
     worker, leases, server = holder.worker, LeaseTable(), Server(ServingSettings())
+    offers = Offers([GrpcConnector()])
+    await offers.open()
     pairing = worker.component(KvExchange).pairing
-    served = ServedPools(holder.model.engine.pools, pairing, holder.membership.epoch)
+    served = ServedPools(holder.model.engine.pools, pairing, holder.membership.epoch, offers)
     server.add(add_to_server, KvTransferService(leases, lambda: served))
     await server.start()
     try:

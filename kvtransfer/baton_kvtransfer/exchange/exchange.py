@@ -3,10 +3,10 @@
 KV is exchanged by every worker; encoder outputs only if the model has an encoder.
 """
 
-import asyncio
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
 
 from prometheus_client.core import Metric
 
@@ -19,18 +19,14 @@ from baton.version import version
 from baton.worker.pairing import Pairing
 from baton.worker.worker import Worker
 from baton_kvtransfer.client import KvFetcher
-from baton_kvtransfer.connectors.nixl.agent import is_installed
-from baton_kvtransfer.connectors.nixl.transport import check_rdma, find_transport
 from baton_kvtransfer.exchange.metrics import exchange_metrics
-from baton_kvtransfer.exchange.pool_server import PoolServer
 from baton_kvtransfer.exchange.sharing import SharingService
 from baton_kvtransfer.lease.table import DEFAULT_OPEN_TIMEOUT, LeaseTable
 from baton_kvtransfer.meter import TransferMeter
-from baton_kvtransfer.plugins import connector_plugin
-from baton_kvtransfer.service import KvTransferService, add_to_server
+from baton_kvtransfer.offers import Offers
+from baton_kvtransfer.registry import FALLBACK, connectors_for, preflight
+from baton_kvtransfer.service import KvTransferService, ServedPools, add_to_server
 from baton_kvtransfer.transfer_service import ENCODER, KV, TransferService
-
-logger = logging.getLogger(__name__)
 
 
 class Exchange:
@@ -56,12 +52,12 @@ class Exchange:
         self._worker = worker
         self._service = service
         self._pools_of = pools_of
-        self._pools = PoolServer(worker.settings, worker.membership)
+        self._served: ServedPools | None = None
         self._fetcher: KvFetcher | None = None
         worker.model.on_load.append(self._open)
         worker.load_reports.append(self._load)
         worker.server.exposition.add(self)
-        served = KvTransferService(self.leases, self._pools.served, service)
+        served = KvTransferService(self.leases, self.served, service)
         worker.server.kv.add(add_to_server, served)
 
     @property
@@ -70,6 +66,16 @@ class Exchange:
         if self._fetcher is None:
             raise UnavailableError(f"worker {self._worker.membership.id} is not ready yet")
         return self._fetcher
+
+    def served(self) -> ServedPools:
+        """Returns the pools of this worker. Raises `UnavailableError` while the model is being
+        loaded, and `FailedPreconditionError` if it has none."""
+        membership = self._worker.membership
+        if self._served is None:
+            if membership.is_ready:
+                raise FailedPreconditionError(f"the model of worker {membership.id} has no encoder")
+            raise UnavailableError(f"worker {membership.id} is not ready yet")
+        return replace(self._served, epoch=membership.epoch)
 
     @property
     def pairing(self) -> Pairing:
@@ -82,7 +88,7 @@ class Exchange:
     @property
     def transfers(self) -> TransferMeter:
         """Counters of fetches from other workers; all zero while the model is being loaded."""
-        return TransferMeter() if self._fetcher is None else self._fetcher.meter
+        return TransferMeter(FALLBACK.name) if self._fetcher is None else self._fetcher.meter
 
     def collect(self) -> Iterable[Metric]:
         """Yields the metrics, as a collector of `baton.serving.telemetry.exposition`."""
@@ -103,22 +109,23 @@ class Exchange:
         settings, pools = self._worker.settings, self._pools_of(self._worker.model.engine)
         if not pools:
             return
-        plugin = connector_plugin(settings.kv_connector)
-        await self._pools.open(stack, pools, self.pairing, plugin)
-        fetcher = KvFetcher(
+        connectors = connectors_for(pools, settings)
+        for connector in connectors:
+            stack.push_async_callback(connector.close)
+        offers = Offers(connectors)
+        await offers.open()
+        membership = self._worker.membership
+        self._served = ServedPools(pools, self.pairing, membership.epoch, offers)
+        self._fetcher = KvFetcher(
             pools,
             self.pairing,
-            self._worker.membership.id,
+            membership.id,
             self._worker.channels,
+            connectors,
             service=self._service,
             connector=settings.kv_connector,
-            plugin=plugin,
-            nixl_devices=settings.devices_of_nixl,
-            nixl_problem=settings.nixl_problem,
-            socket_dir=settings.socket_dir,
         )
-        stack.callback(fetcher.close)
-        self._fetcher = fetcher
+        stack.callback(self._fetcher.close)
 
 
 class KvExchange(Exchange):
@@ -126,28 +133,9 @@ class KvExchange(Exchange):
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker, KV, lambda engine: engine.pools)
-        worker.model.on_start.append(self._find_transport)
+        worker.model.on_start.append(partial(preflight, worker.settings))
         sharing = SharingService(worker.model, self.leases)
         worker.server.main.add(add_KvSharingServicer_to_server, sharing)
-
-    async def _find_transport(self) -> None:
-        """Logs over what NIXL reads from other hosts. Raises `FailedPreconditionError` if that is
-        not RDMA, and has to be."""
-        settings = self._worker.settings
-        if not settings.probes_nixl or not (is_installed() or settings.require_rdma):
-            return
-        try:
-            transport = await asyncio.to_thread(find_transport, settings.devices_of_nixl)
-        except UnavailableError as error:
-            if settings.require_rdma:
-                raise FailedPreconditionError(
-                    f"{error}; expected RDMA, by --require-rdma"
-                ) from error
-            logger.warning("%s", error)
-            return
-        logger.info("nixl reads from other hosts over %s", transport)
-        if settings.require_rdma:
-            check_rdma(transport)
 
 
 class EncoderExchange(Exchange):

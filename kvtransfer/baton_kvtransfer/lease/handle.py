@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from baton.engine.scheduler.plan import TokenLogprobs
 from baton.worker.pairing import Pairing
-from baton_kvtransfer.connector import Connector, Integrity
+from baton_kvtransfer.connector import Integrity
 
 LEASE_ID_BYTES = 16
 
@@ -43,12 +43,12 @@ class TransferReport:
 
     Attributes:
         exposed_s: seconds from the end of the prefill, as the claimant sees it, to the fence.
-        connector: transport of the blocks.
+        connector: name of the transport of the blocks.
         reason: reason for that transport.
     """
 
     num_blocks: int
     num_bytes: int
     exposed_s: float
-    connector: Connector
+    connector: str
     reason: str

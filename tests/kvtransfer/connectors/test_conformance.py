@@ -1,16 +1,17 @@
 """Conformance of connectors. A new one is one more row of `CONNECTORS`."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any
 
 import pytest
 
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import DataLossError, NotFoundError, UnavailableError
 from baton_kvtransfer import service
-from baton_kvtransfer.connector import Integrity
+from baton_kvtransfer.connector import Connector, Integrity
 from baton_kvtransfer.lease.handle import Handle
 from baton_kvtransfer.lease.machine import LeaseState
 from baton_kvtransfer.lease.table import LeaseTable
@@ -26,6 +27,7 @@ from tests.support.kvtransfer.loopback import (
     TOKEN,
     Transfer,
     allocation,
+    connectors_of,
     contents,
     nothing,
     transfer,
@@ -90,7 +92,7 @@ async def test_connector_moves_blocks_between_arbitrary_tables(way, rng):
                 lease.complete(TOKEN, nothing)
                 handle = handle_of(ends, way, 0, num_tokens=num_tokens, lease_id=lease_id)
                 token, report = await ends.fetcher.fetch(handle, allocation(*here), TIMEOUT)
-            assert (token, report.connector.name) == (TOKEN, way[0])
+            assert (token, report.connector) == (TOKEN, way[0])
             assert report.num_blocks == 2 * count - first
             for group, start in ((0, 0), (1, first)):
                 assert contents(ends.targets[group], here[group][start:]) == contents(
@@ -197,7 +199,7 @@ async def test_connector_fetch_can_be_cancelled_at_every_step(way):
         baseline = len(open_files())
         await until(lambda: not ends.leases.num_awaited and len(ends.leases) == 0, within=5.0)
         assert len(open_files()) <= baseline
-        assert ends.handle_server.num_readers == (1 if way[0] == "shm" else 0)
+        assert ends.num_readers == (1 if way[0] == "shm" else 0)
 
 
 STAGES = {
@@ -312,13 +314,17 @@ async def test_fetch_fails_when_source_reuses_blocks_during_read(way):
 
 
 class Damaging:
-    """Makes runs as the sender inside it does, and damages them."""
+    """Makes runs as the connector inside it does, and damages them."""
 
-    def __init__(self, sender: Any) -> None:
-        self._sender = sender
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
 
-    async def send(self, group, first_block, block_ids, pool) -> AsyncGenerator[BlockBatch, None]:
-        async with aclosing(self._sender.send(group, first_block, block_ids, pool)) as batches:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connector, name)
+
+    async def send(self, group, first, block_ids, pool, integrity) -> AsyncGenerator[BlockBatch]:
+        sending = self._connector.send(group, first, block_ids, pool, integrity)
+        async with aclosing(sending) as batches:
             async for batch in batches:
                 pool.content[block_ids[-1], -1] ^= 1  # in the memory that is about to be read
                 yield batch
@@ -326,10 +332,10 @@ class Damaging:
 
 @pytest.mark.parametrize("way", rows(CHECKED))
 async def test_fetch_is_data_loss_when_bit_flips(way):
-    def damaging(*arguments: Any) -> Damaging:
-        return Damaging(service.sender_of_connector(*arguments))
+    def damaging(pools: Sequence[KvPool]) -> list[Any]:
+        return [Damaging(connector) for connector in connectors_of(pools)]
 
-    async with between(way, sender_of=damaging) as ends:
+    async with between(way, source_connectors=damaging) as ends:
         with ends.computed_lease((1, 2, 3)) as lease:
             failure = await failure_of(fetch(ends, way, 3, (5, 6, 7)))
             with pytest.raises(UnavailableError):

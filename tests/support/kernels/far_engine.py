@@ -11,39 +11,23 @@ import asyncio
 import json
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import asdict
-from typing import Any
 
 import torch
 
 from baton.engine.config import EngineConfig
-from baton.engine.executor.cache.cuda_ipc import CudaDriver
 from baton.engine.executor.cache.kv_pool import KvPool
 from baton.engine.llm import LLM
 from baton.engine.request import EngineRequest, Purpose
 from baton.sampling import SamplingParams
-from baton_kvtransfer.connector import Receiver
-from baton_kvtransfer.connectors.cuda_ipc import memory_handles
-from baton_kvtransfer.connectors.shm import claimant
-from baton_kvtransfer.connectors.shm.source import HandleServer
-from baton_kvtransfer.connectors.shm.unix_peer import HandleEndpoint
-from baton_kvtransfer.stream.transfer_stream import TransferStream
+from baton_kvtransfer.connectors.cuda_ipc.connector import CudaIpcConnector
+from baton_kvtransfer.connectors.shm.connector import ShmConnector
 from tests.support.kernels.delayed_engine import cycles, delayed_engine
-from tests.support.kernels.far_pool import offer_from_json, offer_to_json
+from tests.support.kernels.far_pool import to_json
 
 
-def attach(described: Any, pools: list[KvPool]) -> Receiver:
-    """Opens the pools that a far engine offers: memory of the GPU, or of the host for a CPU."""
-    if isinstance(described, dict):
-        described["num_blocks"] = tuple(described["num_blocks"])
-        return claimant.attach(HandleEndpoint(**described), [pool.layout for pool in pools])
-    return memory_handles.attach(offer_from_json(described), pools, CudaDriver(), TransferStream())
-
-
-async def _offer(pools: list[KvPool], stack: AsyncExitStack) -> Any:
-    if pools[0].content.is_cuda:
-        return offer_to_json(pools)
-    return asdict((await stack.enter_async_context(HandleServer(pools))).endpoint)
+def connector_for(pools: list[KvPool]) -> ShmConnector | CudaIpcConnector:
+    """Returns the connector of pools in memory of the GPU, or of the host for a CPU."""
+    return CudaIpcConnector(pools) if pools[0].content.is_cuda else ShmConnector(pools)
 
 
 def _prefill(engine: LLM, name: str, prompt: list[int]) -> None:
@@ -60,7 +44,9 @@ async def main(path: str, settings: str) -> None:
     engine, model = delayed_engine(path, EngineConfig(**json.loads(settings)))
     pools = engine.core.cache.pools
     async with AsyncExitStack() as stack:
-        print(json.dumps(await _offer(pools, stack)), flush=True)
+        connector = connector_for(pools)
+        stack.push_async_callback(connector.close)
+        print(to_json(await connector.offer()), flush=True)
         prompt, delay = json.loads(await asyncio.to_thread(sys.stdin.readline))
         _prefill(engine, "", prompt)  # compiles
         engine.core.scheduler.release("")

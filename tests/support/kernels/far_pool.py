@@ -3,16 +3,18 @@
 It prints its offer as a line of JSON, and lives until its standard input ends.
 """
 
+import asyncio
 import json
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from baton.engine.executor.cache.cuda_ipc import CudaDriver
 from baton.engine.executor.cache.kv_layout import KvLayout, KvShape, plan_layout
 from baton.engine.executor.cache.kv_pool import KvPool
-from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion, offer
+from baton_kvtransfer.connector import Offer, Region
+from baton_kvtransfer.connectors.cuda_ipc.connector import CudaIpcConnector
 
 NUM_BLOCKS = 64
 
@@ -42,31 +44,26 @@ def settle(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def offer_to_json(pools: list[KvPool]) -> list[Any]:
-    """Returns the offer of pools on a GPU, for `offer_from_json` of another process."""
-    offered = offer(pools, CudaDriver())
-    assert isinstance(offered, IpcOffer), offered
-    regions = [
-        (region.handle.hex(), region.offset, region.device_uuid.hex(), region.num_blocks)
-        for region in offered.regions
-    ]
-    return [offered.host, regions]
+def to_json(offer: Offer) -> str:
+    """Returns an offer as a line, for `offer_of` in another process."""
+    return json.dumps(asdict(offer), default=bytes.hex)
 
 
-def offer_from_json(described: list[Any]) -> IpcOffer:
-    host, regions = described
-    return IpcOffer(
-        host,
-        tuple(
-            IpcRegion(bytes.fromhex(handle), offset, bytes.fromhex(uuid), count)
-            for handle, offset, uuid, count in regions
-        ),
+def offer_of(line: str) -> Offer:
+    fields: dict[str, Any] = json.loads(line)
+    for region in fields["regions"]:
+        region.update({name: bytes.fromhex(region[name]) for name in ("handle", "device_uuid")})
+    return Offer(
+        fields["address"],
+        fields["host"],
+        num_blocks=tuple(fields["num_blocks"]),
+        regions=tuple(Region(**region) for region in fields["regions"]),
     )
 
 
 def main() -> None:
     pools = filled("cuda")
-    print(json.dumps(offer_to_json(pools)), flush=True)
+    print(to_json(asyncio.run(CudaIpcConnector(pools).offer())), flush=True)
     sys.stdin.read()
 
 

@@ -3,8 +3,13 @@
 The side that computes is played by the test: it opens leases and advances them.
 """
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,17 +22,23 @@ from baton.engine.scheduler.plan import ExternalAllocation, TokenLogprobs
 from baton.serving.grpc.channels import Channels
 from baton.serving.grpc.server import Server
 from baton.serving.settings import ServingSettings
+from baton.v1.kv_transfer_pb2 import FetchRequest
 from baton.v1.kv_transfer_pb2_grpc import add_KvTransferServicer_to_server
 from baton.worker.pairing import Pairing
 from baton_kvtransfer.client import KvFetcher
-from baton_kvtransfer.connectors.nixl.source import NixlSource
-from baton_kvtransfer.connectors.shm.source import HandleServer
+from baton_kvtransfer.connector import Connector, Integrity, Offer
+from baton_kvtransfer.connectors.cuda_ipc.connector import CudaIpcConnector
+from baton_kvtransfer.connectors.grpc.connector import GrpcConnector
+from baton_kvtransfer.connectors.nixl.connector import NixlConnector
+from baton_kvtransfer.connectors.shm.connector import ShmConnector
 from baton_kvtransfer.lease.block_range import BlockRange
 from baton_kvtransfer.lease.handle import FirstToken, Handle
 from baton_kvtransfer.lease.lease import Claim, Lease
 from baton_kvtransfer.lease.table import LeaseTable
-from baton_kvtransfer.service import KvTransferService, SenderOf, ServedPools, add_to_server
-from baton_kvtransfer.sources import TransportTimes
+from baton_kvtransfer.offers import Offers
+from baton_kvtransfer.service import KvTransferService, ServedPools, add_to_server
+from baton_kvtransfer.sources import IDLE_SECONDS
+from baton_kvtransfer.wire import fetch_request
 
 EPOCH = 7
 CLAIMANT = "decode-0"
@@ -72,6 +83,13 @@ def filled_pool(num_blocks: int, layout: KvLayout = LAYOUT, kind: type[KvPool] =
     return pool
 
 
+def payload_request(
+    handle: Handle, claimant: str, pairing: Pairing, num_held: int = 0
+) -> FetchRequest:
+    """Returns the request of blocks in the stream, with checksums."""
+    return fetch_request(handle, claimant, pairing, num_held, "grpc", Integrity.CHECKSUMS)
+
+
 def contents(pool: KvPool, block_ids: tuple[int, ...]) -> list[bytes]:
     return [bytes(pool.read_block(block)) for block in block_ids]
 
@@ -84,6 +102,32 @@ def allocation(*tables: tuple[int, ...], num_hits: int = 0) -> ExternalAllocatio
     return ExternalAllocation("request", tables, num_hits)
 
 
+ConnectorsOf = Callable[[Sequence[KvPool]], Sequence[Connector]]
+
+
+def connectors_of(pools: Sequence[KvPool], *, nixl_problem: str = "") -> list[Connector]:
+    """Returns Baton's connectors of some pools, in order of preference."""
+    return [
+        CudaIpcConnector(pools),
+        ShmConnector(pools),
+        NixlConnector(pools, "lo", nixl_problem),
+        GrpcConnector(pools),
+    ]
+
+
+class ElsewhereConnector(ShmConnector):
+    """Shared memory of another host, as its source says."""
+
+    async def offer(self) -> Offer:
+        return replace(await super().offer(), host="elsewhere")
+
+
+def connectors_elsewhere(pools: Sequence[KvPool]) -> list[Connector]:
+    """Returns the connectors of a source on another host."""
+    device, _, *others = connectors_of(pools)
+    return [device, ElsewhereConnector(pools), *others]
+
+
 @dataclass
 class Transfer:
     """Both ends: the source's leases and pools, and the fetcher over the target's pools."""
@@ -94,13 +138,21 @@ class Transfer:
     targets: list[KvPool]
     fetcher: KvFetcher
     channels: Channels
-    handle_server: HandleServer
     service: KvTransferService
-    nixl: NixlSource
+    connectors: Sequence[Connector]
 
     @property
     def source(self) -> KvPool:
         return self.sources[0]
+
+    @property
+    def num_readers(self) -> int:
+        """Number of claimants that have mapped the source's pools."""
+        return self.connector(ShmConnector).server.num_readers
+
+    def connector(self, kind: Any) -> Any:
+        """Returns the source's connector of a kind."""
+        return next(each for each in self.connectors if isinstance(each, kind))
 
     @property
     def target(self) -> KvPool:
@@ -144,25 +196,23 @@ async def transfer(
     pairing: Pairing | None = None,
     connector: str = "grpc",
     leases: LeaseTable | None = None,
-    nixl_problem: str = "",
-    host: str | None = None,
+    connectors: ConnectorsOf = connectors_of,
+    source_connectors: ConnectorsOf | None = None,
     pool_type: type[KvPool] = KvPool,
     service_type: type[KvTransferService] = KvTransferService,
-    sender_of: SenderOf | None = None,
-    times: TransportTimes | None = None,
+    idle_seconds: float = IDLE_SECONDS,
 ) -> AsyncIterator[Transfer]:
-    """Both ends on one event loop. `servicer` replaces ours; `pairing` is the target's; `host` is
-    where the source says that it is."""
+    """Both ends on one event loop. `servicer` replaces ours; `pairing` is the target's;
+    `connectors` are of both ends, unless the source has `source_connectors`."""
     ours, theirs = Pairing(VERSION, MODEL, layouts), pairing or Pairing(VERSION, MODEL, layouts)
     sources = [filled_pool(num_blocks, layout, pool_type) for layout in ours.layouts]
     targets = [pool_of(num_blocks, layout, pool_type) for layout in theirs.layouts]
     leases = LeaseTable() if leases is None else leases
-    handle_server = HandleServer(sources)
-    nixl = NixlSource(sources, "lo")
-    endpoint = handle_server.endpoint
-    shm = endpoint if host is None else replace(endpoint, host=host)
-    served = ServedPools(sources, ours, EPOCH, shm, nixl)
-    service = service_type(leases, lambda: served, sender_of=sender_of)
+    theirs_made = connectors(targets)
+    ours_made = (source_connectors or connectors)(sources)
+    offers = Offers(ours_made)
+    served = ServedPools(sources, ours, EPOCH, offers)
+    service = service_type(leases, lambda: served)
     server = Server(ServingSettings())
     if servicer is None:
         server.add(add_to_server, service)
@@ -175,26 +225,17 @@ async def transfer(
         theirs,
         CLAIMANT,
         channels,
+        theirs_made,
         connector=connector,
-        nixl_devices="lo",
-        nixl_problem=nixl_problem,
-        times=times,
+        idle_seconds=idle_seconds,
     )
-    try:
-        async with handle_server:
-            yield Transfer(
-                server.endpoint,
-                leases,
-                sources,
-                targets,
-                fetcher,
-                channels,
-                handle_server,
-                service,
-                nixl,
-            )
-    finally:
-        fetcher.close()
-        await channels.close()
-        await server.stop(0.0)
-        nixl.close()
+    async with AsyncExitStack() as stack:
+        for each in (*ours_made, *theirs_made):
+            stack.push_async_callback(each.close)
+        stack.push_async_callback(server.stop, 0.0)
+        stack.push_async_callback(channels.close)
+        stack.callback(fetcher.close)
+        await offers.open()
+        yield Transfer(
+            server.endpoint, leases, sources, targets, fetcher, channels, service, ours_made
+        )

@@ -19,12 +19,12 @@ from baton.serving.settings import ServingSettings
 from baton.worker.pairing import Pairing
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.connector import Integrity
-from baton_kvtransfer.connectors.nixl.source import NixlSource
-from baton_kvtransfer.connectors.shm.source import HandleServer
+from baton_kvtransfer.connectors.shm.connector import ShmConnector
 from baton_kvtransfer.lease.block_range import BlockRange
 from baton_kvtransfer.lease.handle import FirstToken, Handle
 from baton_kvtransfer.lease.lease import Claim, Lease
 from baton_kvtransfer.lease.table import LeaseTable
+from baton_kvtransfer.offers import Offers
 from baton_kvtransfer.service import KvTransferService, ServedPools, add_to_server
 from tests.support.kvtransfer.loopback import (
     CLAIMANT,
@@ -33,6 +33,7 @@ from tests.support.kvtransfer.loopback import (
     MODEL,
     VERSION,
     allocation,
+    connectors_of,
     filled_pool,
     pool_of,
 )
@@ -60,18 +61,20 @@ class Source:
         self._pools = [filled_pool(NUM_BLOCKS, layout) for layout in HYBRID]
         self._leases = LeaseTable()
         self._stack = ExitStack()
-        self._handle_server = HandleServer(self._pools)
-        nixl = NixlSource(self._pools, "lo")
-        served = ServedPools(self._pools, PAIRING, EPOCH, self._handle_server.endpoint, nixl)
+        self._connectors = connectors_of(self._pools)
+        self._offers = Offers(self._connectors)
+        served = ServedPools(self._pools, PAIRING, EPOCH, self._offers)
         self._service = HoldingService(self._leases, lambda: served)
         self._server = Server(ServingSettings())
         self._lease: Lease | None = None
 
     async def start(self) -> Any:
-        await self._handle_server.__aenter__()
+        await self._offers.open()
+        (shm,) = (each for each in self._connectors if isinstance(each, ShmConnector))
+        assert shm.server is not None
         self._server.add(add_to_server, self._service)
         await self._server.start()
-        return [self._server.endpoint, self._handle_server.endpoint.address]
+        return [self._server.endpoint, shm.server.offer.address]
 
     async def open(self, lease_id: str, num_tokens: int) -> None:
         claim = Claim(bytes.fromhex(lease_id), CLAIMANT)
@@ -109,8 +112,8 @@ class Claimant:
             Integrity.BY_CONNECTOR,
         )  # fmt: skip
         fetcher = KvFetcher(
-            self._pools, PAIRING, CLAIMANT, self._channels, connector=connector,
-            nixl_devices="lo",
+            self._pools, PAIRING, CLAIMANT, self._channels, connectors_of(self._pools),
+            connector=connector,
         )  # fmt: skip
         into = allocation(*map(tuple, tables))
 

@@ -8,7 +8,7 @@ import xxhash
 
 from baton.engine.scheduler.scheduling.policy import DecodeOrder, Policy
 from baton.errors import UnavailableError
-from baton_kvtransfer.connector import Integrity
+from baton_kvtransfer.connector import Connector, Integrity, Offer
 
 LAST_COME = Policy(DecodeOrder.FIRST, lambda _request, arrival, _step: -float(arrival))
 
@@ -25,25 +25,23 @@ class Repeater:
         return [np.full(r.max_drafts, t, np.int32) for r, t in zip(requests, last, strict=True)]
 
 
-class ProcMem:
+class ProcMem(Connector):
     """KV connector that reads blocks by the kernel's view of another process's memory."""
 
-    is_local = True
+    name = "proc-mem"
+    has_checksums = False
 
-    def open(self, pools):
-        places = [(pool.address, pool.num_blocks) for pool in pools]
-        return json.dumps({"pid": os.getpid(), "pools": places}).encode()
+    async def offer(self):
+        places = [(pool.address, pool.num_blocks) for pool in self.pools]
+        return Offer(metadata=json.dumps({"pid": os.getpid(), "pools": places}).encode())
 
-    async def attach(self, metadata, pools):
-        offer = json.loads(metadata)
+    async def attach(self, offer):
+        offer = json.loads(offer.metadata)
         try:
             memory = os.open(f"/proc/{offer['pid']}/mem", os.O_RDONLY)
         except OSError as error:
             raise UnavailableError(f"its memory cannot be read: {error.strerror}") from error
         return MemoryReceiver(memory, offer["pools"])
-
-    def close(self):
-        pass
 
 
 class MemoryReceiver:
@@ -70,5 +68,7 @@ class MemoryReceiver:
 class Sealed(ProcMem):
     """KV connector that opens no pool."""
 
-    def open(self, pools):
+    name = "sealed"
+
+    async def offer(self):
         raise UnavailableError("its memory is sealed")

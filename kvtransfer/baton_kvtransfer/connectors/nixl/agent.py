@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from baton.engine.executor.cache.kv_pool import KvPool
 from baton.engine.executor.device import use_device
 from baton.errors import UnavailableError
 from baton.installation import install_command
+from baton_kvtransfer.connector import Offer, Region
 
 # Microseconds after which a source's progress thread wakes even without an event.
 _WAKE_US = 10_000
@@ -46,29 +47,6 @@ _ENVIRONMENT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
-    """Memory region of a pool: its block 0, and the blocks after it.
-
-    Attributes:
-        address: address of block 0, in its process or on its device.
-        device: number of the CUDA device; None for host memory.
-        num_blocks: number of blocks, not counting block 0.
-    """
-
-    address: int
-    device: int | None
-    num_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class NixlOffer:
-    """Metadata by which another agent reads pools: this agent's name, and the regions."""
-
-    metadata: bytes
-    regions: tuple[Region, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Peer:
     """Remote agent, with NIXL's handles of the block lists of its pools."""
 
@@ -80,8 +58,7 @@ class Agent:
     """NIXL agent that has pools registered until `close`. Calls block; all are from one thread.
 
     Attributes:
-        regions: memory regions of the pools.
-        metadata: metadata by which other agents connect to this one.
+        offer: metadata by which other agents connect to this one, and the regions of the pools.
         is_open: whether it can still connect and read.
     """
 
@@ -100,10 +77,11 @@ class Agent:
         self._nixl = load()
         self._errors = _errors(self._nixl)
         self._layouts: tuple[KvLayout, ...] = tuple(pool.layout for pool in pools)
-        self.regions = tuple(map(_region, pools))
+        num_blocks = tuple(pool.num_blocks for pool in pools)
+        own = Offer(num_blocks=num_blocks, regions=tuple(map(_region, pools)))
         self._num_known: Counter[str] = Counter()
         self._held = list(pools)  # registered memory must stay allocated
-        on_gpu = any(region.device is not None for region in self.regions)
+        on_gpu = any(region.device is not None for region in own.regions)
         self._progresses_unpolled = is_read or on_gpu or _has_rdma()
         config = self._nixl.nixlAgentConfig()
         config.useProgThread = is_read
@@ -116,19 +94,19 @@ class Agent:
         try:
             self._agent: Any = self._nixl.nixlAgent(f"baton-{secrets.token_hex(16)}", config)
             self._agent.createBackend("UCX", {})
-            for region, layout in zip(self.regions, self._layouts, strict=True):
-                size = (region.num_blocks + 1) * layout.block_bytes
+            for region, pool in zip(own.regions, pools, strict=True):
+                size = (pool.num_blocks + 1) * pool.layout.block_bytes
                 place = (region.address, size, region.device or 0, "")
                 self._agent.registerMem(self._nixl.nixlRegDList(self._kind(region), [place]), [])
             self.is_open = True
-            self.metadata: bytes = self._agent.getLocalMD()
-            self._own = () if is_read else self._blocks(self._nixl.NIXL_INIT_AGENT, self.regions)
+            self.offer = replace(own, metadata=self._agent.getLocalMD())
+            self._own = () if is_read else self._blocks(self._nixl.NIXL_INIT_AGENT, own)
         except self._errors as error:
             raise UnavailableError(f"nixl cannot have the pools: {error}") from error
 
-    def connect(self, offer: NixlOffer) -> Peer:
+    def connect(self, offer: Offer) -> Peer:
         """Adds a remote agent and its pools. Raises `UnavailableError` if NIXL rejects them."""
-        if len(offer.regions) != len(self._layouts):
+        if not len(offer.regions) == len(offer.num_blocks) == len(self._layouts):
             raise UnavailableError(f"the other worker has {len(offer.regions)} pools")
         if len(offer.metadata) > MAX_METADATA_BYTES:
             raise UnavailableError("the other worker's nixl says too much of itself")
@@ -136,7 +114,7 @@ class Agent:
             name = self._agent.loadRemoteMD(offer.metadata).decode()
             self._num_known[name] += 1
             try:
-                return Peer(name, self._blocks(name, offer.regions))
+                return Peer(name, self._blocks(name, offer))
             except BaseException:
                 self._forget(name)
                 raise
@@ -227,13 +205,15 @@ class Agent:
             with suppress(*self._errors):
                 self._agent.invalidateRemoteMD(name)
 
-    def _blocks(self, name: str, regions: Sequence[Region]) -> tuple[int, ...]:
+    def _blocks(self, name: str, offer: Offer) -> tuple[int, ...]:
         """Returns a handle per pool for the list of its blocks, which reads refer to by index."""
         return tuple(
             self._agent.prepXferDlist(
-                name, self._kind(region), _strided(region, layout.block_bytes), []
+                name, self._kind(region), _strided(region, count, layout.block_bytes), []
             )
-            for region, layout in zip(regions, self._layouts, strict=True)
+            for region, count, layout in zip(
+                offer.regions, offer.num_blocks, self._layouts, strict=True
+            )
         )
 
     def _kind(self, region: Region) -> Any:
@@ -286,15 +266,14 @@ def _errors(nixl: Any) -> tuple[type[Exception], ...]:
 
 def _region(pool: KvPool) -> Region:
     device = None if pool.device.type == "cpu" else pool.device.index or 0
-    return Region(pool.address, device, pool.num_blocks)
+    return Region(pool.address, device)
 
 
-def _strided(region: Region, block_bytes: int) -> "npt.NDArray[np.uint64]":
+def _strided(region: Region, num_blocks: int, block_bytes: int) -> "npt.NDArray[np.uint64]":
     """Returns one row: address, block size, device, stride (sizes in bytes) and block count."""
-    if not 0 <= region.num_blocks < _MOST_BLOCKS:
-        raise ValueError(f"a pool of {region.num_blocks} blocks")
-    count = region.num_blocks + 1
-    row = (region.address, block_bytes, region.device or 0, block_bytes, count)
+    if not 0 <= num_blocks < _MOST_BLOCKS:
+        raise ValueError(f"a pool of {num_blocks} blocks")
+    row = (region.address, block_bytes, region.device or 0, block_bytes, num_blocks + 1)
     return np.array([row], np.uint64)
 
 

@@ -22,8 +22,8 @@ from baton.engine.executor.cache.kv_pool import KvPool
 from baton.engine.executor.device import use_device
 from baton.errors import UnavailableError
 from baton_kvtransfer.cancellation import ended, in_thread
-from baton_kvtransfer.connector import Integrity
-from baton_kvtransfer.connectors.nixl.agent import Agent, NixlOffer, Peer, agent_thread
+from baton_kvtransfer.connector import Integrity, Offer
+from baton_kvtransfer.connectors.nixl.agent import Agent, Peer, agent_thread
 from baton_kvtransfer.stream.block_batch import BlockBatch, check
 from baton_kvtransfer.stream.transfer_stream import TransferStream
 
@@ -80,7 +80,7 @@ class NixlReader:
         """Number of abandoned agents that are not closed yet."""
         return len(self._lingering)
 
-    async def attach(self, offer: NixlOffer, timeout: float = _CONNECT_SECONDS) -> "NixlReceiver":
+    async def attach(self, offer: Offer, timeout: float = _CONNECT_SECONDS) -> "NixlReceiver":
         """Returns a receiver for a source's pools, connected within `timeout` seconds. Raises
         `UnavailableError` with the reason."""
         if self.agent is None:
@@ -98,8 +98,7 @@ class NixlReader:
                     "closed to this one"
                 ) from error
             raise
-        num_blocks = [region.num_blocks for region in offer.regions]
-        return NixlReceiver(self, agent, peer, num_blocks, self._stream)
+        return NixlReceiver(self, agent, peer, offer.num_blocks, self._stream)
 
     def close(self) -> None:
         """Ends every read and releases the pools. Idempotent."""
@@ -162,7 +161,7 @@ class NixlReader:
             self.agent = self._make_agent(self._pools, self._devices, is_read=False)
         return self.agent
 
-    def _connect(self, offer: NixlOffer) -> tuple[Agent, Peer]:
+    def _connect(self, offer: Offer) -> tuple[Agent, Peer]:
         agent = self._started()
         return agent, agent.connect(offer)
 

@@ -5,6 +5,8 @@ UCX falls back to TCP without a word if a device or a permission is missing. So 
 of each operation. The memory is the host's, as is the path: a peer may lack what this host has.
 """
 
+import asyncio
+import logging
 import os
 import re
 import subprocess
@@ -12,9 +14,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from baton.errors import FailedPreconditionError, UnavailableError
-from baton_kvtransfer.connectors.nixl.agent import load
+from baton_kvtransfer.connectors.nixl.agent import is_installed, load
+
+if TYPE_CHECKING:
+    from baton.worker.settings import WorkerSettings
 
 _PROBE = Path(__file__).with_name("probe.py")
 _TIMEOUT = 60.0  # seconds
@@ -24,6 +30,8 @@ _RDMA = ("rc", "dc", "ud", "srd", "gga")
 _READ = "remote memory read by ucp_get"
 _ROW = re.compile(r"\|\s*\d+\.\.inf\s*\|[^|]*\|([^|]*)\|")
 _LANE = re.compile(r"([a-z][a-z0-9_]*)/([\w.:-]+)")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,23 @@ def find_transport(devices: str | None) -> NixlTransport:
         said = "; ".join(re.findall(r"UCX\s+ERROR (.*)", done.stdout)) or done.stderr[-300:].strip()
         raise UnavailableError(f"nixl has no transport to other hosts: {said}")
     return NixlTransport(lanes)
+
+
+async def check_transport(settings: "WorkerSettings") -> None:
+    """Logs over what NIXL reads from other hosts. Raises `FailedPreconditionError` if that is not
+    RDMA, and has to be."""
+    if not settings.probes_nixl or not (is_installed() or settings.require_rdma):
+        return
+    try:
+        transport = await asyncio.to_thread(find_transport, settings.devices_of_nixl)
+    except UnavailableError as error:
+        if settings.require_rdma:
+            raise FailedPreconditionError(f"{error}; expected RDMA, by --require-rdma") from error
+        logger.warning("%s", error)
+        return
+    logger.info("nixl reads from other hosts over %s", transport)
+    if settings.require_rdma:
+        check_rdma(transport)
 
 
 def check_rdma(transport: NixlTransport) -> None:

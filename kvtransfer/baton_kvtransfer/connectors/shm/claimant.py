@@ -23,13 +23,12 @@ from baton.engine.executor.cache.shared_memory import map_readonly
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.errors import UnavailableError
 from baton_kvtransfer.cancellation import ended
-from baton_kvtransfer.connector import Integrity
+from baton_kvtransfer.connector import Integrity, Offer
+from baton_kvtransfer.connectors.host import check_host
 from baton_kvtransfer.connectors.shm.unix_peer import (
     GREETING,
-    HandleEndpoint,
     address_of,
     belongs_to,
-    check_host,
 )
 from baton_kvtransfer.stream.block_batch import BlockBatch
 
@@ -98,9 +97,9 @@ class SharedReceiver:
             # Other sequences may get the targets as soon as this ends, even by cancellation.
             await ended(copying)
 
-    def watch(self, on_loss: Callable[[], None]) -> None:
-        """Calls `on_loss` when the source closes its connection; `on_loss` has to `close` this."""
-        asyncio.get_running_loop().add_reader(self._connection, on_loss)
+    def watch(self) -> None:
+        """Closes this when the source closes its connection."""
+        asyncio.get_running_loop().add_reader(self._connection, self.close)
 
     def close(self) -> None:
         """Unmaps the pools after copies in flight have ended. Idempotent."""
@@ -112,7 +111,7 @@ class SharedReceiver:
 
 
 def attach(
-    endpoint: HandleEndpoint,
+    offer: Offer,
     layouts: Sequence[KvLayout],
     socket_dir: str | None = None,
     *,
@@ -128,18 +127,18 @@ def attach(
 
     Raises `UnavailableError` with the reason if the pools cannot be mapped.
     """
-    check_host(endpoint.host)
-    if len(endpoint.num_blocks) != len(layouts):
-        raise UnavailableError(f"the other worker has {len(endpoint.num_blocks)} pools")
+    check_host(offer.host)
+    if len(offer.num_blocks) != len(layouts):
+        raise UnavailableError(f"the other worker has {len(offer.num_blocks)} pools")
     try:
         with ExitStack() as on_failure:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             on_failure.callback(connection.close)
             connection.settimeout(timeout)
-            connection.connect(address_of(endpoint.address, socket_dir))
+            connection.connect(address_of(offer.address, socket_dir))
             if not belongs_to(connection, user):
                 raise UnavailableError("the other worker belongs to another user")
-            pools = _receive_pools(connection, endpoint, layouts)
+            pools = _receive_pools(connection, offer, layouts)
             connection.setblocking(False)
             on_failure.pop_all()
     except (ConnectionRefusedError, FileNotFoundError) as error:
@@ -153,7 +152,7 @@ def attach(
 
 
 def _receive_pools(
-    connection: socket.socket, endpoint: HandleEndpoint, layouts: Sequence[KvLayout]
+    connection: socket.socket, offer: Offer, layouts: Sequence[KvLayout]
 ) -> list[Rows]:
     greeting, fds, flags, _ = socket.recv_fds(
         connection, len(GREETING), len(layouts), socket.MSG_CMSG_CLOEXEC
@@ -165,7 +164,7 @@ def _receive_pools(
             raise ValueError(f"it passed {len(fds)} descriptors for {len(layouts)} pools")
         return [
             as_rows(map_readonly(fd, pool_bytes(layout, count)), layout.block_bytes)
-            for fd, layout, count in zip(fds, layouts, endpoint.num_blocks, strict=True)
+            for fd, layout, count in zip(fds, layouts, offer.num_blocks, strict=True)
         ]
     finally:
         for fd in fds:

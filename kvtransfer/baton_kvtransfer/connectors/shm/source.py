@@ -4,28 +4,20 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from functools import partial
 
 from baton.engine.executor.cache.kv_pool import KvPool
 from baton.engine.executor.cache.shared_memory import SharedMemory
-from baton_kvtransfer.connector import Integrity
+from baton_kvtransfer.connector import Offer
+from baton_kvtransfer.connectors.host import host_id
 from baton_kvtransfer.connectors.shm.unix_peer import (
     GREETING,
     PREFIX,
-    HandleEndpoint,
     belongs_to,
-    host_id,
     listen,
     remove,
 )
-from baton_kvtransfer.stream.block_batch import BlockBatch, checksums_of
-from baton_kvtransfer.stream.send_ahead import batches_ahead
-from baton_kvtransfer.stream.transfer_stream import TransferStream
-
-# Maximum bytes of one batch: a message costs as much as copying some hundred KiB.
-RUN_BYTES = 256 * 2**20
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +29,7 @@ class HandleServer:
     end notices when the other is gone.
 
     Attributes:
-        endpoint: where claimants connect.
+        offer: address of its socket, with 128 random bits, and what claimants check.
     """
 
     def __init__(
@@ -52,7 +44,8 @@ class HandleServer:
         for memory in self._memories:
             memory.seal()
         num_blocks = tuple(pool.num_blocks for pool in pools)
-        self.endpoint = HandleEndpoint(f"{PREFIX}{secrets.token_hex(16)}", host_id(), num_blocks)
+        address = f"{PREFIX}{secrets.token_hex(16)}"
+        self.offer = Offer(address, host_id(), num_blocks=num_blocks)
         self._folder = socket_dir
         self._user = user
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -62,7 +55,7 @@ class HandleServer:
     async def __aenter__(self) -> "HandleServer":
         self._socket.setblocking(False)
         try:
-            await asyncio.to_thread(listen, self._socket, self.endpoint.address, self._folder)
+            await asyncio.to_thread(listen, self._socket, self.offer.address, self._folder)
         except OSError:
             self._socket.close()
             raise
@@ -74,7 +67,7 @@ class HandleServer:
         self._accepting.cancel()
         await asyncio.gather(self._accepting, return_exceptions=True)
         self._socket.close()
-        remove(self.endpoint.address, self._folder)
+        remove(self.offer.address, self._folder)
         self.disconnect()
 
     @property
@@ -117,36 +110,3 @@ class HandleServer:
         asyncio.get_running_loop().remove_reader(reader)
         self._readers.discard(reader)
         reader.close()
-
-
-class PlaceSender:
-    """Sender of block ids for reads in place, with checksums if requested, computed in a thread."""
-
-    def __init__(self, integrity: Integrity, stream: TransferStream) -> None:
-        self._checked = integrity is Integrity.CHECKSUMS
-        self._stream = stream
-
-    async def send(
-        self, group: int, first_block: int, block_ids: Sequence[int], pool: KvPool
-    ) -> AsyncGenerator[BlockBatch, None]:
-        block_bytes = pool.layout.block_bytes
-        if self._checked:
-            digest = partial(self._digest, pool, group)
-            async with aclosing(
-                batches_ahead(digest, first_block, block_ids, block_bytes)
-            ) as batches:
-                async for batch in batches:
-                    yield batch
-            return
-        most = max(1, RUN_BYTES // block_bytes)
-        for start in range(0, len(block_ids), most):
-            places = tuple(block_ids[start : start + most])
-            yield BlockBatch(group, first_block + start, source_blocks=places)
-
-    def _digest(
-        self, pool: KvPool, group: int, first_block: int, block_ids: Sequence[int]
-    ) -> list[BlockBatch]:
-        """Returns one batch of the blocks with their checksums."""
-        pieces = self._stream.read(pool, block_ids)
-        checksums = checksums_of(pieces, pool.layout.block_bytes)
-        return [BlockBatch(group, first_block, checksums, source_blocks=tuple(block_ids))]

@@ -8,46 +8,13 @@ restricts access, so each end checks the other's user through the kernel.
 import os
 import socket
 import struct
-from dataclasses import dataclass
 from pathlib import Path
-
-from baton.errors import UnavailableError
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _PROBE_SECONDS = 1.0
 GREETING = b"baton-kv"
 PREFIX = "baton-kv-"
 """Prefix of socket names."""
-
-
-@dataclass(frozen=True, slots=True)
-class HandleEndpoint:
-    """Socket at which a source passes the descriptors of its pools.
-
-    Attributes:
-        address: name of its socket, with 128 random bits.
-        host: id of the host on which it can be reached.
-        num_blocks: number of blocks of each cache group's pool, not counting block 0.
-    """
-
-    address: str
-    host: str
-    num_blocks: tuple[int, ...]
-
-
-def host_id() -> str:
-    """Returns the boot id, which processes that can share memory have in common: one kernel's."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def check_host(host: str) -> None:
-    """Raises `UnavailableError` unless `host` is the id of this one."""
-    try:
-        own = host_id()
-    except OSError as error:  # such as too many open files
-        raise UnavailableError(f"the id of this host cannot be read: {error}") from error
-    if host != own:
-        raise UnavailableError("the other worker is on another host")
 
 
 def belongs_to(connection: socket.socket, user: int | None) -> bool:

@@ -16,13 +16,12 @@ import torch
 from baton.engine.executor.cache.cuda_ipc import CudaDriver, IpcPlace, MappedMemory, load_driver
 from baton.engine.executor.cache.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, UnavailableError
-from baton_kvtransfer.connector import CUDA_IPC, Integrity
-from baton_kvtransfer.connectors.cuda_ipc import memory_handles
-from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion, attach
+from baton_kvtransfer.connector import Integrity, Offer, Region
+from baton_kvtransfer.connectors.cuda_ipc.connector import CudaIpcConnector, IpcReceiver
+from baton_kvtransfer.connectors.host import host_id
 from baton_kvtransfer.connectors.nixl.claimant import NixlReceiver
-from baton_kvtransfer.connectors.shm.source import PlaceSender
-from baton_kvtransfer.connectors.shm.unix_peer import host_id
 from baton_kvtransfer.stream.block_batch import BlockBatch, checksums_of
+from baton_kvtransfer.stream.places import checked_places
 from baton_kvtransfer.stream.transfer_stream import TransferStream
 from tests.support.kvtransfer.loopback import (
     HYBRID,
@@ -81,12 +80,20 @@ class Memory:
         del self.opened[address]
 
 
-def offer_of(pools: list[KvPool]) -> IpcOffer:
-    regions = [
-        IpcRegion(bytes([number]) * 64, OFFSET, UUID, pool.num_blocks)
-        for number, pool in enumerate(pools)
-    ]
-    return IpcOffer(host_id(), tuple(regions))
+def region(handle: bytes = bytes(64), offset: int = OFFSET, uuid: bytes = UUID) -> Region:
+    return Region(handle=handle, offset=offset, device_uuid=uuid)
+
+
+def offer_of(pools: list[KvPool], **changes: Any) -> Offer:
+    regions = tuple(region(bytes([number]) * 64) for number, _ in enumerate(pools))
+    fields = {"num_blocks": tuple(pool.num_blocks for pool in pools), "regions": regions}
+    return Offer(**{"host": host_id(), **fields, **changes})
+
+
+async def attached(
+    offer: Offer, pools: list[KvPool], memory: "Memory", stream: TransferStream | None = None
+) -> IpcReceiver:
+    return await CudaIpcConnector(pools, memory, stream).attach(offer)
 
 
 def pool_with(copy_content: Any) -> KvPool:
@@ -106,7 +113,7 @@ def targets():
 
 async def test_cuda_ipc_copies_blocks_and_closes_memory(sources, targets):
     memory = Memory(sources)
-    receiver = attach(offer_of(sources), targets, memory, TransferStream())
+    receiver = await attached(offer_of(sources), targets, memory)
     for group in (0, 1):
         run = BlockBatch(group, 0, source_blocks=(5, 2, 7))
         await receiver.receive(run, targets[group], (1, 8, 3), Integrity.FENCE)
@@ -120,10 +127,9 @@ async def test_cuda_ipc_copies_blocks_and_closes_memory(sources, targets):
 
 
 async def test_cuda_ipc_opens_pools_of_one_allocation(sources, targets):
-    memory, offer = Memory(sources[:1]), offer_of(sources[:1] * 2)
-    handle = offer.regions[0].handle
-    regions = tuple(replace(region, handle=handle) for region in offer.regions)
-    receiver = attach(replace(offer, regions=regions), targets[:1] * 2, memory, TransferStream())
+    memory = Memory(sources[:1])
+    offer = offer_of(sources[:1] * 2, regions=(region(),) * 2)
+    receiver = await attached(offer, targets[:1] * 2, memory)
     run = BlockBatch(1, 0, source_blocks=(5,))
     await receiver.receive(run, targets[0], (1,), Integrity.FENCE)
     assert contents(targets[0], (1,)) == contents(sources[0], (5,))
@@ -139,7 +145,7 @@ async def test_cuda_ipc_source_offers_places_of_mapped_pools(sources):
     mapped = MappedMemory(IpcPlace(bytes(64), OFFSET), len(content), CPU, memory)
     pool = KvPool(HYBRID[0], 8, CPU, mapped=mapped)
     assert contents(pool, (1, 8)) == contents(sources[0], (1, 8))
-    assert memory_handles.region_of(pool, memory) == IpcRegion(bytes(64), OFFSET, UUID, 8)
+    assert CudaIpcConnector([pool], memory).region_of(pool) == region()
     mapped.close()
     mapped.close()
     assert not memory.opened
@@ -149,7 +155,7 @@ async def test_cuda_ipc_opens_memory_in_own_context(sources, targets):
     """That of the source's GPU would take memory there, and copy by way of it."""
     memory = Memory(sources)
     memory.sees, memory.reaches = {UUID: torch.device("cuda", 1)}, lambda *_: True
-    attach(offer_of(sources), targets, memory, TransferStream())
+    await attached(offer_of(sources), targets, memory)
     assert memory.contexts == [pool.device for pool in targets]
 
 
@@ -174,7 +180,7 @@ def test_cuda_driver_closes_memory_once_for_each_receiver():
 
 
 async def test_cuda_ipc_verifies_checksums_of_copy(sources, targets):
-    receiver = attach(offer_of(sources), targets, Memory(sources), TransferStream())
+    receiver = await attached(offer_of(sources), targets, Memory(sources))
     wanted = checksums_of(sources[0].read_blocks((5, 2)), HYBRID[0].block_bytes)
     run = BlockBatch(0, 0, wanted, source_blocks=(5, 2))
     await receiver.receive(run, targets[0], (1, 2), Integrity.CHECKSUMS)
@@ -185,7 +191,7 @@ async def test_cuda_ipc_verifies_checksums_of_copy(sources, targets):
 
 @pytest.mark.parametrize("blocks", [(0, 1), (1, 9), (1,), (1, 2, 3)])
 async def test_cuda_ipc_refuses_blocks_outside_pool_as_data_loss(sources, targets, blocks):
-    receiver = attach(offer_of(sources), targets, Memory(sources), TransferStream())
+    receiver = await attached(offer_of(sources), targets, Memory(sources))
     run = BlockBatch(0, 0, source_blocks=blocks)
     with pytest.raises(DataLossError):
         await receiver.receive(run, targets[0], (1, 2), Integrity.FENCE)
@@ -194,7 +200,7 @@ async def test_cuda_ipc_refuses_blocks_outside_pool_as_data_loss(sources, target
 
 async def test_cuda_ipc_waits_for_cancelled_copy_before_closing(sources, targets):
     memory, let_go = Memory(sources), threading.Event()
-    receiver = attach(offer_of(sources), targets, memory, TransferStream())
+    receiver = await attached(offer_of(sources), targets, memory)
     target = pool_with(lambda *_: let_go.wait(10.0))
     run = BlockBatch(0, 0, source_blocks=(5, 2))
     receiving = asyncio.create_task(receiver.receive(run, target, (1, 2), Integrity.FENCE))
@@ -215,7 +221,7 @@ async def test_cuda_ipc_reports_unreadable_memory_as_unavailable(sources, target
     def fail(*_):
         raise RuntimeError("the cat")
 
-    receiver = attach(offer_of(sources), targets, Memory(sources), TransferStream())
+    receiver = await attached(offer_of(sources), targets, Memory(sources))
     run = BlockBatch(0, 0, source_blocks=(5,))
     with pytest.raises(UnavailableError, match="the cat"):
         await receiver.receive(run, pool_with(fail), (1,), Integrity.FENCE)
@@ -223,10 +229,10 @@ async def test_cuda_ipc_reports_unreadable_memory_as_unavailable(sources, target
 
 CHANGES = {
     "another host": {"host": "elsewhere"},
-    "1 pools": {"regions": offer_of([filled_pool(8)]).regions},
-    "not visible": {"regions": (IpcRegion(bytes(64), 0, b"?" * 16, 8),) * 2},
-    "no such handle": {"regions": (IpcRegion(b"?" * 64, 0, UUID, 8),) * 2},
-    "outside of the allocation": {"regions": (IpcRegion(bytes(64), 0, UUID, 800),) * 2},
+    "1 pools": {"regions": (region(),)},
+    "not visible": {"regions": (region(uuid=b"?" * 16),) * 2},
+    "no such handle": {"regions": (region(b"?" * 64),) * 2},
+    "outside of the allocation": {"num_blocks": (800, 8)},
 }
 
 
@@ -234,13 +240,13 @@ CHANGES = {
 async def test_cuda_ipc_names_why_memory_cannot_be_opened(sources, targets, problem):
     memory = Memory(sources)
     with pytest.raises(UnavailableError, match=problem):
-        attach(replace(offer_of(sources), **CHANGES[problem]), targets, memory, TransferStream())
+        await attached(offer_of(sources, **CHANGES[problem]), targets, memory)
     assert not memory.opened
 
 
 async def test_cuda_ipc_source_says_why_it_offers_no_memory(sources):
-    memory = Memory(sources)
-    assert "not on a GPU" in memory_handles.offer(sources, memory)
+    with pytest.raises(UnavailableError, match="not on a GPU"):
+        await CudaIpcConnector(sources, Memory(sources)).offer()
 
 
 async def test_cuda_ipc_refuses_pools_in_host_memory():
@@ -248,7 +254,6 @@ async def test_cuda_ipc_refuses_pools_in_host_memory():
         refusal = pytest.raises(FailedPreconditionError, match="are in host memory")
         with ends.computed_lease((1,)), refusal:
             await ends.fetcher.fetch(ends.handle(1), allocation((1,)), 10.0)
-    assert CUDA_IPC.name == "cuda-ipc"
 
 
 def test_cuda_driver_reports_missing_library():
@@ -290,9 +295,8 @@ async def test_blocks_are_copied_on_the_transfer_stream(sources, targets):
     stream, into = NotedStream(), (1, 8, 3)
     source, target = (make(8, HYBRID[0], BoundPool) for make in (filled_pool, pool_of))
     source.stream = target.stream = stream
-    sender = PlaceSender(Integrity.CHECKSUMS, stream)
-    (run,) = [batch async for batch in sender.send(0, 0, [5, 2, 7], source)]
-    ipc = attach(offer_of(sources), targets, Memory(sources), stream)
+    (run,) = [batch async for batch in checked_places(stream, 0, 0, [5, 2, 7], source)]
+    ipc = await attached(offer_of(sources), targets, Memory(sources), stream)
     await ipc.receive(run, target, into, Integrity.CHECKSUMS)
     ipc.close()
     read = AsyncMock()  # what it would read is there

@@ -4,15 +4,13 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 from baton.engine.executor.cache.kv_pool import KvPool
 from baton.errors import BatonError, DataLossError, NotFoundError
 from baton_kvtransfer.cancellation import one_ahead
 from baton_kvtransfer.connector import Integrity
-from baton_kvtransfer.connectors.grpc.payload import PayloadReceiver, PayloadSender
-from baton_kvtransfer.stream.arrivals import Arrivals
+from baton_kvtransfer.connectors.grpc.connector import GrpcConnector, PayloadReceiver
 from baton_kvtransfer.stream.block_batch import BlockBatch, checksums_of
 from baton_kvtransfer.stream.send_ahead import PartSizes
 from baton_kvtransfer.stream.transfer_stream import TransferStream
@@ -88,8 +86,8 @@ async def held_transfer(name: str) -> AsyncIterator[tuple[Transfer, Held]]:
 
 async def test_host_memory_is_gathered_one_message_at_a_time():
     source, table = filled_pool(12), (3, 4, 5, 9, 1)
-    sender = PayloadSender(TransferStream(), message_bytes=2 * SIZE)
-    batches = sender.send(0, 7, table, source)
+    connector = GrpcConnector(message_bytes=2 * SIZE)
+    batches = connector.send(0, 7, table, source, Integrity.CHECKSUMS)
     for first, block_ids in ((7, (3, 4)), (9, (5, 9)), (11, (1,))):
         source.content.add_(1)  # nothing was read before
         batch = await anext(batches)
@@ -155,11 +153,11 @@ async def test_cancelled_fetch_ends_after_its_scatter():
 async def test_fetch_fails_at_once_when_a_batch_is_damaged():
     """Although more blocks are still to be computed."""
 
-    async def send(group: int, first: int, block_ids: Any, pool: KvPool) -> Any:
-        yield BlockBatch(group, first, (0,), tuple(pool.read_blocks(block_ids)))
+    class WrongConnector(GrpcConnector):
+        async def send(self, group, first, block_ids, pool, integrity):
+            yield BlockBatch(group, first, (0,), tuple(pool.read_blocks(block_ids)))
 
-    sender: Any = SimpleNamespace(send=send)
-    async with transfer(sender_of=lambda *_: sender) as ends:
+    async with transfer(connectors=lambda pools: [WrongConnector(pools)]) as ends:
         with ends.lease(2) as lease:
             lease.advance(((1,),), 1)
             fetch = ends.fetcher.fetch(ends.handle(2), allocation((3, 4)), TIMEOUT)
@@ -167,14 +165,14 @@ async def test_fetch_fails_at_once_when_a_batch_is_damaged():
                 assert isinstance(await failure_of(fetch), DataLossError)
 
 
-async def test_payload_sender_is_one_part_ahead_and_cuts_messages():
+async def test_grpc_gathers_one_part_ahead_and_cuts_messages():
     sizes_of_parts = PartSizes(first_bytes=SIZE, max_bytes=4 * SIZE)
-    sender = PayloadSender(TransferStream(), message_bytes=2 * SIZE, sizes=sizes_of_parts)
+    connector = GrpcConnector(message_bytes=2 * SIZE, sizes=sizes_of_parts)
     source: Any = filled_pool(12, kind=HeldPool)
     target = pool_of(12)
     table, into = (3, 4, 5, 9, 1, 2, 12, 7), (1, 3, 5, 7, 2, 4, 6, 8)
     gathers = source.reads
-    batches = sender.send(0, 0, table, source)
+    batches = connector.send(0, 0, table, source, Integrity.CHECKSUMS)
     sizes = []
     async for batch in batches:
         sizes.append(len(batch.checksums))
@@ -198,26 +196,6 @@ async def test_one_ahead_waits_for_its_thread_when_closed():
     second.let_go.set()
     await closing
     assert (second.num_begun, second.num_ended) == (1, 1)
-
-
-async def test_arrivals_join_batches_that_arrive_during_a_write():
-    written, going_on = [], asyncio.Event()
-
-    async def write(batch: BlockBatch, targets: Any) -> None:
-        written.append((batch.group, batch.first_block, batch.source_blocks, targets))
-        await going_on.wait()
-
-    arrivals = Arrivals(write)
-    writing = asyncio.create_task(arrivals.write_all())
-    for group, first in ((0, 0), (0, 1), (0, 2), (1, 0)):
-        await arrivals.put(BlockBatch(group, first, source_blocks=(9 - first,)), (5 + first,))
-        await asyncio.sleep(0.01)
-    assert written == [(0, 0, (9,), [5])]
-    going_on.set()
-    await arrivals.flush()
-    assert written[1:] == [(0, 1, (8, 7), [6, 7]), (1, 0, (9,), [5])]
-    writing.cancel()
-    await asyncio.gather(writing, return_exceptions=True)
 
 
 async def test_fetch_holds_nothing_after_any_failure():

@@ -4,39 +4,30 @@ import asyncio
 import re
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from baton.engine.executor.cache.kv_pool import KvPool
 from baton.errors import DataLossError, FailedPreconditionError, NotFoundError, UnavailableError
 from baton.installation import install_command
-from baton.v1.kv_transfer_pb2 import DescribeResponse
 from baton_kvtransfer import client
-from baton_kvtransfer.connector import GRPC, NIXL, SHM, Integrity
-from baton_kvtransfer.connectors.cuda_ipc.memory_handles import IpcOffer, IpcRegion
-from baton_kvtransfer.connectors.nixl.agent import (
-    MAX_METADATA_BYTES,
-    Agent,
-    NixlOffer,
-    Region,
-    agent_thread,
-)
+from baton_kvtransfer.connector import Integrity, Region
+from baton_kvtransfer.connectors.nixl.agent import MAX_METADATA_BYTES, Agent, agent_thread
 from baton_kvtransfer.connectors.nixl.claimant import NixlReader, NixlReceiver
-from baton_kvtransfer.connectors.nixl.source import NixlSource
-from baton_kvtransfer.connectors.shm.unix_peer import HandleEndpoint
-from baton_kvtransfer.offers import Description, description_of, description_to_message
+from baton_kvtransfer.connectors.nixl.connector import NixlConnector
 from baton_kvtransfer.stream.block_batch import BlockBatch
 from tests.support.failures import failure_of
 from tests.support.kvtransfer.loopback import (
     HYBRID,
     LAYOUT,
     allocation,
+    connectors_elsewhere,
+    connectors_of,
     contents,
     filled_pool,
     pool_of,
@@ -45,10 +36,6 @@ from tests.support.kvtransfer.loopback import (
 from tests.support.waiting import until
 
 TIMEOUT = 10.0
-COUNTS = st.integers(0, 2**64 - 1)
-REGIONS = st.builds(Region, COUNTS, st.none() | st.integers(0, 2**32 - 1), COUNTS)
-IPC_REGIONS = st.builds(IpcRegion, st.binary(), COUNTS, st.binary(), COUNTS)
-PROBLEMS = st.text(min_size=1)
 
 
 async def fetched(ends):
@@ -61,23 +48,26 @@ async def fetched(ends):
 @pytest.mark.slow
 async def test_nixl_is_chosen_and_started_only_without_shared_memory():
     async with transfer(connector="auto") as ends:
-        assert (await fetched(ends)).connector is SHM
-        assert not ends.nixl.is_started
-    async with transfer(connector="auto", host="elsewhere") as ends:
+        assert (await fetched(ends)).connector == "shm"
+        assert not ends.connector(NixlConnector).is_offered
+    async with transfer(connector="auto", source_connectors=connectors_elsewhere) as ends:
         report = await fetched(ends)
-        assert report.connector is NIXL
+        assert report.connector == "nixl"
         assert report.reason.startswith("both have nixl; ")
         assert report.reason.endswith("not by shm: the other worker is on another host")
-        assert ends.nixl.is_started
+        assert ends.connector(NixlConnector).is_offered
 
 
 async def test_fetch_falls_back_to_grpc_and_says_why_without_nixl():
     problem = "TLS does not cover it"
-    async with transfer(connector="auto", host="elsewhere", nixl_problem=problem) as ends:
+    connectors = partial(connectors_of, nixl_problem=problem)
+    async with transfer(
+        connector="auto", connectors=connectors, source_connectors=connectors_elsewhere
+    ) as ends:
         report = await fetched(ends)
-        assert report.connector is GRPC
+        assert report.connector == "grpc"
         assert f"not by nixl: {problem}" in report.reason
-        assert not ends.nixl.is_started
+        assert not ends.connector(NixlConnector).is_offered
 
 
 async def test_fetch_names_install_command_when_nixl_is_missing(monkeypatch):
@@ -85,57 +75,50 @@ async def test_fetch_names_install_command_when_nixl_is_missing(monkeypatch):
     async with transfer(connector="nixl") as ends:
         with pytest.raises(FailedPreconditionError, match=re.escape(install_command("nixl"))):
             await fetched(ends)
-        assert not ends.nixl.is_started
+        assert not ends.connector(NixlConnector).is_offered
 
 
 @dataclass
 class Ends:
     """Both sides, and the first pool of the reader."""
 
-    source: NixlSource
+    source: NixlConnector
     reader: NixlReader
     target: KvPool
 
 
-@contextmanager
-def both_sides(**options: Any) -> Iterator[Ends]:
+@asynccontextmanager
+async def both_sides(**options: Any) -> AsyncIterator[Ends]:
     targets = [pool_of(5, layout) for layout in HYBRID]
-    source = NixlSource([filled_pool(5, layout) for layout in HYBRID], "lo")
+    source = NixlConnector([filled_pool(5, layout) for layout in HYBRID], "lo")
     reader = NixlReader(targets, "lo", **options)
     try:
         yield Ends(source, reader, targets[0])
     finally:
         reader.close()
-        source.close()
+        await source.close()
 
 
 BROKEN = {
-    "other pools": lambda offer: replace(offer, regions=offer.regions[:1]),
-    "no metadata": lambda offer: replace(offer, metadata=b""),
-    "noise": lambda offer: replace(offer, metadata=bytes(range(256))),
-    "cut off": lambda offer: replace(offer, metadata=offer.metadata[:-9]),
-    "too long": lambda offer: replace(offer, metadata=bytes(MAX_METADATA_BYTES + 1)),
-    "more blocks": lambda offer: resized(offer, 6),
-    "far more blocks": lambda offer: resized(offer, 2**40),
-    "another place": lambda offer: replace(
-        offer, regions=tuple(replace(region, address=4096) for region in offer.regions)
-    ),
+    "other pools": lambda offer: {"regions": offer.regions[:1]},
+    "no metadata": lambda offer: {"metadata": b""},
+    "noise": lambda offer: {"metadata": bytes(range(256))},
+    "cut off": lambda offer: {"metadata": offer.metadata[:-9]},
+    "too long": lambda offer: {"metadata": bytes(MAX_METADATA_BYTES + 1)},
+    "more blocks": lambda offer: {"num_blocks": (6, 6)},
+    "far more blocks": lambda offer: {"num_blocks": (2**40, 2**40)},
+    "another place": lambda offer: {"regions": (Region(4096),) * 2},
 }
-
-
-def resized(offer: NixlOffer, num_blocks: int) -> NixlOffer:
-    regions = (replace(region, num_blocks=num_blocks) for region in offer.regions)
-    return replace(offer, regions=tuple(regions))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", BROKEN)
 async def test_nixl_refuses_broken_offer_and_accepts_next(how):
-    with both_sides() as ends:
+    async with both_sides() as ends:
         offer = await ends.source.offer()
         with pytest.raises(UnavailableError):
-            await ends.reader.attach(BROKEN[how](offer))
-        with both_sides() as other:
+            await ends.reader.attach(replace(offer, **BROKEN[how](offer)))
+        async with both_sides() as other:
             receiver = await ends.reader.attach(await other.source.offer())
             await reads(receiver, ends.target)
 
@@ -150,7 +133,7 @@ async def test_nixl_refuses_source_that_connects_late():
             assert may_end.wait(TIMEOUT)
             return super().connect(offer)
 
-    with both_sides(make_agent=LateAgent) as ends:
+    async with both_sides(make_agent=LateAgent) as ends:
         offer = await ends.source.offer()
         with pytest.raises(UnavailableError, match="ports may be closed"):
             await ends.reader.attach(offer, 0.1)
@@ -189,7 +172,7 @@ async def test_fetch_fails_as_its_lease_if_a_read_ends_last(monkeypatch):
 
 @pytest.mark.slow
 async def test_nixl_forgets_source_with_its_last_receiver():
-    with both_sides() as ends:
+    async with both_sides() as ends:
         offer = await ends.source.offer()
         first, second = await ends.reader.attach(offer), await ends.reader.attach(offer)
         first.close()
@@ -208,7 +191,7 @@ async def reads(receiver: NixlReceiver, target: KvPool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("blocks", [(0, 1), (1, 6), (2**31, 1), (1,), (1, 2, 3)])
 async def test_nixl_refuses_blocks_outside_pool_as_data_loss(blocks):
-    with both_sides() as ends:
+    async with both_sides() as ends:
         receiver = await ends.reader.attach(await ends.source.offer())
         run = BlockBatch(0, 0, source_blocks=blocks)
         with pytest.raises(DataLossError):
@@ -218,7 +201,7 @@ async def test_nixl_refuses_blocks_outside_pool_as_data_loss(blocks):
 
 @pytest.mark.slow
 async def test_nixl_reader_reads_no_more_after_close():
-    with both_sides() as ends:
+    async with both_sides() as ends:
         receiver = await ends.reader.attach(await ends.source.offer())
         run = BlockBatch(0, 0, source_blocks=(1, 2))
         ends.reader.close()
@@ -231,7 +214,7 @@ async def test_nixl_reader_reads_no_more_after_close():
 
 @pytest.mark.slow
 async def test_nixl_bounds_and_ends_abandoned_agents():
-    with both_sides(linger_seconds=0.3, max_lingering=2) as ends:
+    async with both_sides(linger_seconds=0.3, max_lingering=2) as ends:
         for _ in range(4):
             receiver = await ends.reader.attach(await ends.source.offer())
             await reads(receiver, ends.target)
@@ -249,15 +232,3 @@ def test_nixl_thread_enters_the_context_of_its_pools():
     with agent_thread("nixl", pools, lambda device: used.append((thread_of().name, device))) as own:
         own.submit(lambda: None).result()
     assert used == [("nixl_0", pools[0].device)]
-
-
-@given(
-    st.integers(0, 2**64 - 1),
-    st.builds(HandleEndpoint, st.text(), st.text(), st.lists(COUNTS).map(tuple)) | PROBLEMS,
-    st.builds(NixlOffer, st.binary(), st.lists(REGIONS).map(tuple)) | PROBLEMS,
-    st.builds(IpcOffer, st.text(), st.lists(IPC_REGIONS).map(tuple)) | PROBLEMS,
-)
-def test_description_round_trips_through_message(epoch, shm, nixl, ipc):
-    description = Description(epoch, shm, nixl, ipc)
-    message = description_to_message(description).SerializeToString()
-    assert description_of(DescribeResponse.FromString(message)) == description

@@ -14,7 +14,7 @@ from typing import Any
 from baton.engine.executor.cache.kv_pool import KvPool
 from baton.errors import DataLossError
 from baton_kvtransfer.cancellation import in_thread
-from baton_kvtransfer.connector import Integrity
+from baton_kvtransfer.connector import Connector, Integrity, Offer
 from baton_kvtransfer.stream.block_batch import BlockBatch, check, checksums_of
 from baton_kvtransfer.stream.send_ahead import Build, PartSizes, batches_ahead
 from baton_kvtransfer.stream.transfer_stream import TransferStream
@@ -23,24 +23,40 @@ from baton_kvtransfer.stream.transfer_stream import TransferStream
 MESSAGE_BYTES = 2**20
 
 
-class PayloadSender:
-    """Sender of the blocks' bytes with their checksums."""
+class GrpcConnector(Connector):
+    """Connector whose batches have the blocks' bytes and checksums. Every worker has it."""
+
+    name = "grpc"
+    reads_in_place = False
+    detects_loss = True
 
     def __init__(
         self,
-        stream: TransferStream,
+        pools: Sequence[KvPool] = (),
         *,
         message_bytes: int = MESSAGE_BYTES,
         sizes: PartSizes | None = None,
     ) -> None:
         """`message_bytes`: limit of one message, of one block at least. `sizes`: of the parts that
         threads gather."""
-        self._stream = stream
+        super().__init__(pools)
         self._message_bytes = message_bytes
         self._sizes = sizes
+        self._receiver = PayloadReceiver(TransferStream())
+
+    async def offer(self) -> Offer:
+        return Offer()
+
+    async def attach(self, _offer: Offer) -> "PayloadReceiver":
+        return self._receiver
 
     def send(
-        self, group: int, first_block: int, block_ids: Sequence[int], pool: KvPool
+        self,
+        group: int,
+        first_block: int,
+        block_ids: Sequence[int],
+        pool: KvPool,
+        integrity: Integrity,  # noqa: ARG002 - it always has checksums
     ) -> AsyncGenerator[BlockBatch, None]:
         gather = partial(self._gather, pool, group)
         block_bytes = pool.layout.block_bytes
@@ -54,7 +70,7 @@ class PayloadSender:
     ) -> list[BlockBatch]:
         """Reads blocks; on a GPU in a thread. Returns a batch for each message."""
         block_bytes = pool.layout.block_bytes
-        pieces = self._stream.read(pool, block_ids)
+        pieces = self.sending.read(pool, block_ids)
         batches = []
         for payload in _messages(pieces, self._blocks_a_message(block_bytes) * block_bytes):
             batches.append(
