@@ -1,4 +1,5 @@
-"""Conformance of connectors. A new one is one more row of `CONNECTORS`."""
+"""Conformance of connectors. A new one is one more row of `CONNECTORS`, as the one of files, which
+Baton does not have."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
@@ -18,6 +19,7 @@ from baton_kvtransfer.lease.table import LeaseTable
 from baton_kvtransfer.stream.block_batch import BlockBatch
 from tests.support.failures import failure_of
 from tests.support.kvtransfer.clock import HeldClock
+from tests.support.kvtransfer.file_connector import FileConnector
 from tests.support.kvtransfer.held import num_mapped, open_files
 from tests.support.kvtransfer.loopback import (
     BLOCK_SIZE,
@@ -42,6 +44,7 @@ CONNECTORS = {
     "shm, checked": ("shm", Integrity.CHECKSUMS),
     "nixl": ("nixl", Integrity.BY_CONNECTOR),
     "nixl, fenced": ("nixl", Integrity.FENCE),
+    "files": ("files", Integrity.BY_CONNECTOR),
 }
 
 
@@ -51,8 +54,8 @@ def rows(names: Iterable[str]) -> list[Any]:
     return [pytest.param(CONNECTORS[name], id=name, marks=slow[name]) for name in names]
 
 
-# Where the fence alone counts nothing tells what was damaged on the way.
-CHECKED = [name for name in CONNECTORS if name not in ("shm", "nixl, fenced")]
+# Where the fence alone counts nothing tells what was damaged on the way. Files are written before.
+CHECKED = [name for name in CONNECTORS if name not in ("shm", "nixl, fenced", "files")]
 
 
 @pytest.fixture(params=rows(CONNECTORS))
@@ -60,8 +63,12 @@ def way(request):
     return request.param
 
 
+def with_files(pools: Sequence[KvPool]) -> list[Connector]:
+    return [FileConnector(pools), *connectors_of(pools)]
+
+
 def between(way, num_blocks: int = 8, **options: Any) -> AbstractAsyncContextManager[Transfer]:
-    return transfer(num_blocks, connector=way[0], **options)
+    return transfer(num_blocks, connector=way[0], **{"connectors": with_files, **options})
 
 
 def handle_of(ends: Transfer, way, num_blocks: int, **changes: Any) -> Handle:
