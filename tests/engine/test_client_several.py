@@ -282,7 +282,7 @@ async def test_stream_closed_while_awaiting_kv_frees_its_blocks(serve, checkpoin
         for _ in range(3):
             with serving.open(external(SHAPES[name])) as stream:
                 await asyncio.wait_for(stream.allocation(), 30)
-                assert serving.stats().num_awaiting_kv == 1
+                assert serving.reading.stats.num_awaiting_kv == 1
             await assert_empty(serving)
             with serving.open(external(SHAPES[name])) as stream:
                 await asyncio.wait_for(stream.allocation(), 30)
@@ -300,7 +300,7 @@ async def test_prefill_of_several_sequences_yields_one_token(serve, checkpoints)
                 assert [len(ids) for ids in output_of(updates).values()] == [1]
                 assert updates[-1].finish_reason is FinishReason.PREFILLED
                 await settled(serving)
-                assert serving.stats().num_kept == 1
+                assert serving.reading.stats.num_kept == 1
             await assert_empty(serving)
 
 

@@ -113,15 +113,15 @@ async def test_arrived_output_changes_no_token(serve, path, when):
                 arrival.commit()
             reading = asyncio.create_task(answer(target, path))
             if when != "before":
-                await until(lambda: target.work_done.num_prompt_tokens >= wanted.start)
+                await until(lambda: target.reading.work_done.num_prompt_tokens >= wanted.start)
                 target_ids = await arrival.block_ids()
                 await settled(target)
-                assert target.work_done.num_prompt_tokens == wanted.start
+                assert target.reading.work_done.num_prompt_tokens == wanted.start
                 copy(source, output.block_ids, target, target_ids)
                 arrival.commit()
             assert await reading == expected(path)
         other = first if wanted is second else second
-        assert target.work_done.num_encoder_tokens == other.length
+        assert target.reading.work_done.num_encoder_tokens == other.length
         assert source.reading.work_done.num_encoder_tokens == wanted.length
         await assert_empty(target)
 
@@ -132,10 +132,10 @@ async def test_output_that_is_given_up_is_computed_here(serve, path):
         async with engine.arriving("a", EncodeJob(first)) as arrival:
             reading = asyncio.create_task(answer(engine, path))
             assert await arrival.block_ids()
-            await until(lambda: engine.stats().num_running == 1)
-            assert engine.work_done.num_encoder_tokens == 0
+            await until(lambda: engine.reading.stats.num_running == 1)
+            assert engine.reading.work_done.num_encoder_tokens == 0
         assert await reading == expected(path)
-        assert engine.work_done.num_encoder_tokens == first.length + second.length
+        assert engine.reading.work_done.num_encoder_tokens == first.length + second.length
         await assert_empty(engine)
 
 
@@ -145,7 +145,7 @@ async def test_output_evicted_after_its_commit_is_computed_here(serve, path):
     assert most is not None
     sizes = SIZES | {"encoder_cache_tokens": max(most.max_tokens, first.length, second.length)}
     async with serve(path, **sizes, encoder_budget=sizes["encoder_cache_tokens"]) as engine:
-        room = engine.stats().num_encoder_blocks
+        room = engine.reading.stats.num_encoder_blocks
         async with engine.arriving("a", EncodeJob(first)) as arrival:
             assert await arrival.block_ids()  # with rows that are wrong
             arrival.commit()
@@ -170,10 +170,10 @@ async def test_text_goes_on_while_a_prompt_awaits_its_image(serve, llava):
                 await arrival.block_ids()
                 with engine.open(request("text", (5, 6, 7), GREEDY)) as text:
                     assert len(await read(text)) == NUM_TOKENS
-                assert engine.work_done.num_encoder_tokens == 0
+                assert engine.reading.work_done.num_encoder_tokens == 0
                 await settled(engine)
-                assert engine.stats().num_preemptions == 0
-                assert engine.stats().num_waiting == 1
+                assert engine.reading.stats.num_preemptions == 0
+                assert engine.reading.stats.num_waiting == 1
         await assert_empty(engine)
 
 
@@ -189,16 +189,16 @@ async def test_engine_used_for_encoding_alone_shares_outputs(serve, path):
             bare = EncoderInput(wanted.content_hash, 0, wanted.length)
             async with engine.encoded("b", EncodeJob(bare), only_cached=True) as third:
                 assert third.block_ids == first.block_ids
-            assert engine.stats().num_held_encoder_blocks == len(first.block_ids)
-            assert engine.idle_since is None
-        work = engine.work_done
+            assert engine.reading.stats.num_held_encoder_blocks == len(first.block_ids)
+            assert engine.reading.idle_since is None
+        work = engine.reading.work_done
         assert (work.num_steps, work.num_encoder_tokens) == (1, wanted.length)
         spent = first.times.spent
         assert work.seconds > 0
         assert spent.forward + spent.sample > 0
         await assert_empty(engine)
-        assert engine.idle_since is not None
-        assert engine.stats().num_cached_encoder_blocks == len(first.block_ids)
+        assert engine.reading.idle_since is not None
+        assert engine.reading.stats.num_cached_encoder_blocks == len(first.block_ids)
 
 
 async def test_encode_jobs_wait_for_blocks_that_others_hold(serve, llava):
@@ -212,10 +212,10 @@ async def test_encode_jobs_wait_for_blocks_that_others_hold(serve, llava):
             gone = asyncio.create_task(
                 later.enter_async_context(engine.encoded("c", EncodeJob(second)))
             )
-            await until(lambda: engine.stats().num_waiting_encode_jobs == 2)
-            assert engine.stats().num_waiting_encoder_tokens == 2 * second.length
+            await until(lambda: engine.reading.stats.num_waiting_encode_jobs == 2)
+            assert engine.reading.stats.num_waiting_encoder_tokens == 2 * second.length
             gone.cancel()
-            await until(lambda: engine.stats().num_waiting_encode_jobs == 1)
+            await until(lambda: engine.reading.stats.num_waiting_encode_jobs == 1)
             async with engine.encoded("d", EncodeJob(first)) as again:
                 assert again.block_ids == held.block_ids
         output = await asyncio.wait_for(other, 30)
@@ -236,7 +236,7 @@ async def test_second_arrival_waits_for_the_end_of_the_first(serve, llava, is_co
                     stack.enter_async_context(engine.encoded("a", EncodeJob(wanted)))
                 )
                 await settled(engine)
-                assert engine.stats().num_waiting_encode_jobs == 2
+                assert engine.reading.stats.num_waiting_encode_jobs == 2
                 if is_committed:
                     one.commit()
                     assert await two.block_ids() == ()
@@ -247,7 +247,7 @@ async def test_second_arrival_waits_for_the_end_of_the_first(serve, llava, is_co
         if not is_committed:
             async with engine.arriving("c", EncodeJob(wanted)) as two:
                 assert await two.block_ids()
-        assert engine.work_done.num_encoder_tokens == 0
+        assert engine.reading.work_done.num_encoder_tokens == 0
         await assert_empty(engine)
 
 
@@ -344,7 +344,7 @@ async def test_pause_computes_nothing_for_waiting_jobs(serve, llava):
             stack.enter_async_context(engine.encoded("a", EncodeJob(wanted)))
         )
         await settled(engine)
-        assert engine.work_done.num_encoder_tokens == 0
+        assert engine.reading.work_done.num_encoder_tokens == 0
         engine.resume()
         assert not (await asyncio.wait_for(waiting, 30)).was_cached
 

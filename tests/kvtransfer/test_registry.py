@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.errors import InvalidArgumentError
 from baton.worker.settings import KV_CONNECTORS, WorkerSettings
 from baton_kvtransfer.connector import Connector

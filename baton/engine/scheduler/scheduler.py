@@ -125,6 +125,7 @@ class Scheduler:
         ended = []
         self._ended = [p for p in self._ended if p.request.request_id not in request_ids]
         for request_id in request_ids:
+            self._leaving.pop(request_id, None)
             request = self._states.requests.get(request_id)
             if request is not None:
                 self._states.release(request_id)

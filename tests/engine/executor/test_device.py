@@ -81,16 +81,11 @@ def test_resolve_device_refuses_gpu_that_is_not_there() -> None:
 async def test_engine_threads_use_its_device(name: str, device: torch.device) -> None:
     gpus = TwoGpus()
     resolved = resolve_device(name, gpus)
-    engine: Any = SimpleNamespace(
-        device=resolved,
-        has_work=False,
-        close=lambda: None,
-        stats=lambda: SimpleNamespace(is_idle=True),
-        work_done=None,
-        time_spent=None,
-        num_late_compilations=0,
-    )
-    running = EngineClient(EngineThread(engine, gpus))
+    cache = SimpleNamespace(pools=[], encoder_pool=None)
+    facts = SimpleNamespace(info=None)
+    parts = {"facts": facts, "cache": cache, "reading": lambda: None, "close": lambda: None}
+    core: Any = SimpleNamespace(device=resolved, has_work=False, **parts)
+    running = EngineClient(EngineThread(core, gpus))
     running.start()
     await running.stop()
     assert gpus.current == {"MainThread": device, "engine": device}

@@ -17,7 +17,9 @@ from baton.engine.executor import triton_backend
 from baton.engine.executor.attention.interface import RaggedBatch
 from baton.engine.executor.models import cuda_graphs
 from baton.engine.executor.models.cuda_graphs import (
+    NO_GRAPHS,
     DecodeGraphs,
+    Graphs,
     Step,
     capture_sizes,
     record_decodes,
@@ -186,7 +188,7 @@ def test_decode_graphs_fall_back_to_eager_with_reason(
                 raise error
             return super().record(step)
 
-    assert record_decodes(forward, FakeBatch(8), [1, 2, 4, 8], CPU, Failing()) is None
+    assert record_decodes(forward, FakeBatch(8), [1, 2, 4, 8], CPU, Failing()) is NO_GRAPHS
     assert re.search(f"without CUDA graphs, which is slower: {reason}", caplog.text)
 
 
@@ -207,7 +209,7 @@ def test_record_decodes_raises_if_the_gpu_is_lost(
         with pytest.raises(torch.AcceleratorError):
             record_decodes(*arguments)
     else:
-        assert record_decodes(*arguments) is None
+        assert record_decodes(*arguments) is NO_GRAPHS
 
 
 def test_triton_backend_records_all_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,14 +236,14 @@ def test_triton_backend_records_all_on_one_stream(monkeypatch: pytest.MonkeyPatc
 def test_recorded_bytes_are_those_of_the_largest() -> None:
     taken, recorded = [1000], []  # by torch, in bytes
 
-    def record(sizes: Sequence[int]) -> DecodeGraphs | None:
+    def record(sizes: Sequence[int]) -> Graphs:
         taken[0] += 500
         recorded.extend(sizes)
         return record_decodes(forward, FakeBatch(8), sizes, CPU, FakeRecorder())
 
     assert recorded_bytes(record, [1, 2, 4, 8], lambda: taken[0]) == 500
     assert recorded == [8]
-    assert recorded_bytes(lambda _sizes: None, [1, 2], lambda: taken[0]) == 0
+    assert recorded_bytes(lambda _sizes: NO_GRAPHS, [1, 2], lambda: taken[0]) == 0
 
 
 @given(st.integers(1, 2000), st.integers(1, 16))

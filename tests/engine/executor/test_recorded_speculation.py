@@ -121,6 +121,7 @@ def test_drafts_beyond_largest_recorded_step_are_verified(
     engine = load(path, max_drafts=4, max_num_seqs=4)
     graphs, others = record(engine, monkeypatch)
     graphs.sizes = graphs.sizes[: graphs.sizes.index(4) + 1]
+    graphs.max_tokens = graphs.sizes[-1]
     guess(engine, expected)
     assert generate(engine, [GREEDY] * len(PROMPTS)) == expected
     assert any(plan.samples_every_token for plan in others)

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
-from baton.engine.cache.kv_pool import KvPool
+from baton.engine.executor.cache.kv_pool import KvPool
 from baton.errors import UnavailableError
 from baton_kvtransfer.connector import Connector, Integrity, Offer
 from baton_kvtransfer.stream.block_batch import BlockBatch, checksums_of
