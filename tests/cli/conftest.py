@@ -64,7 +64,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 def started(process: subprocess.Popen[str], number: int) -> list[psutil.Process]:
     """The processes it has started, Redis and the two that fork others among them, once there
     are `number`."""
-    wait_until(lambda: len(descendants(process.pid)) >= number, within=30)
+    wait_until(lambda: len(descendants(process.pid)) >= number, within=120)
     return descendants(process.pid)
 
 
