@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, NoReturn, Protocol, Self, cast
 
+from baton.cluster.events.kv_events import KvEvents
 from baton.cluster.prefix import BlockHash
 from baton.engine.core import commands, reports
 from baton.engine.core.core_handle import CoreHandle
@@ -21,7 +22,6 @@ from baton.engine.encoder_outputs import ArrivingOutput, EncodedOutput
 from baton.engine.metering.step_times import StepTimes
 from baton.engine.outputs import SequenceUpdate, StepOutput
 from baton.engine.request import EngineRequest, FinishReason, Purpose
-from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.memory_report import MemoryReport
 from baton.engine.scheduler.kv.pinned_blocks import Tables
 from baton.engine.scheduler.plan import ExternalAllocation
@@ -157,6 +157,7 @@ class EngineClient:
     Attributes:
         facts: properties of the engine that never change.
         handle: the engine core, behind its seam.
+        submit: queues a command to run between two steps.
         device, pools, encoder_pool: as of `handle`.
         check: raises the errors of a request or an encoder input that it cannot serve.
         is_paused: no new request starts until `resume`.
@@ -166,7 +167,7 @@ class EngineClient:
         self,
         handle: CoreHandle,
         *,
-        on_cache_events: Callable[[CacheEvents], None] = lambda _events: None,
+        on_cache_events: Callable[[KvEvents], None] = lambda _events: None,
         on_failure: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         """`on_failure` is called with the reason if the engine ends by itself."""
@@ -176,6 +177,7 @@ class EngineClient:
         self.encoder_pool = handle.encoder_pool
         self.is_paused = False
         self.handle = handle
+        self.submit = handle.submit
         self.check = RequestCheck(handle.facts)
         self._on_cache_events = on_cache_events
         self._on_failure = on_failure
@@ -257,10 +259,6 @@ class EngineClient:
         if request_id not in self._streams:
             raise NotFoundError(f"no request {request_id!r} is here")
         self._streams[request_id].push(CancelledError("the request was aborted"))
-
-    def submit(self, command: commands.Command) -> None:
-        """Queues a command to run between two steps."""
-        self.handle.submit(command)
 
     def pause(self) -> None:
         """Starts no new request from a next step on; requests that have begun continue.

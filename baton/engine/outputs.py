@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from baton.cluster.events.kv_events import KvEvents
 from baton.engine.metering.step_times import StepTimes
 from baton.engine.request import FinishReason
-from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.encoder_cache import HeldOutput
 from baton.engine.scheduler.plan import (
     ExternalAllocation,
@@ -67,7 +67,7 @@ class StepOutput:
 
     updates: tuple[SequenceUpdate, ...]
     external: tuple[ExternalAllocation, ...]
-    cache_events: CacheEvents
+    cache_events: KvEvents
     made_progress: bool
     times: StepTimes
     preempted: tuple[tuple[str, Preemption], ...] = ()

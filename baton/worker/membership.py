@@ -16,7 +16,6 @@ from baton.cluster.redis.client import connect
 from baton.cluster.redis.round_trips import RoundTrips
 from baton.cluster.redis.signing import signing_keys
 from baton.cluster.registry.registry import Registration, WorkerRecord, new_epoch
-from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from baton.rpc.worker_role import Role
 from baton.serving.grpc.access import WORKER_NAME
@@ -97,10 +96,10 @@ class Membership:
                 "or changed its role since"
             )
 
-    def publish_events(self, events: CacheEvents) -> None:
+    def publish_events(self, events: KvEvents) -> None:
         """Publishes changes of the prefix cache, if Redis is used."""
         if self._publisher is not None:
-            self._publisher.publish(KvEvents(events.stored, events.removed, events.cleared))
+            self._publisher.publish(events)
 
     async def join(self, record: WorkerRecord, stack: AsyncExitStack) -> None:
         """Begins to take work. With Redis, registers `record`, which is of this role and epoch, and

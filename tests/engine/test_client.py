@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from baton.cluster.events.kv_events import KvEvents
 from baton.cluster.prefix import PrefixNamespace
 from baton.engine.client import EngineClient, SequenceStream
 from baton.engine.config import EngineConfig
@@ -22,7 +23,6 @@ from baton.engine.llm import LLM
 from baton.engine.metering.step_times import StepClock
 from baton.engine.outputs import SequenceUpdate, StepOutput
 from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose
-from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.errors import (
     AlreadyExistsError,
     BatonError,
@@ -38,7 +38,7 @@ from tests.support.engine.engines import load
 from tests.support.engine.prompts import NUM_TOKENS, random_prompt
 from tests.support.engine.streams import assert_empty, read, running, settled
 
-NOTHING = CacheEvents((), (), False)
+NOTHING = KvEvents((), (), False)
 PROMPT = random_prompt(40)
 
 
@@ -411,7 +411,7 @@ async def test_end_of_a_sequence_whose_kv_is_awaited_changes_nothing(engine):
 
 
 async def test_flush_cache_reports_events_on_an_idle_engine(serve, checkpoints):
-    told: asyncio.Queue[CacheEvents] = asyncio.Queue()
+    told: asyncio.Queue[KvEvents] = asyncio.Queue()
     on_events = told.put_nowait
     async with serve(checkpoints["llama"], **SIZES, on_cache_events=on_events) as serving:
         with serving.open(request()) as stream:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from baton.cluster.events.kv_events import KvEvents
 from baton.engine.client import EngineClient
 from baton.engine.config import EngineConfig
 from baton.engine.core.process.engine_process import EngineProcess
 from baton.engine.llm import LLM
 from baton.engine.request import MultimodalPrompt
-from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.errors import (
     AlreadyExistsError,
@@ -268,7 +268,7 @@ async def test_flush_of_content_hash_drops_its_output_alone(serve, llava):
 
 async def test_cache_events_have_the_hashes_of_outputs(serve, llava):
     first, second = input_of(llava, 1), input_of(llava, 2)
-    events: list[CacheEvents] = []
+    events: list[KvEvents] = []
     sizes = SIZES | {"encoder_cache_tokens": first.length, "encoder_budget": first.length}
     async with serve(llava, **sizes, on_cache_events=events.append) as engine:
         async with engine.encoded("a", EncodeJob(first)):
@@ -283,11 +283,11 @@ async def test_cache_events_have_the_hashes_of_outputs(serve, llava):
         await until(lambda: len(events) == 5)
     stored, removed = (first.content_hash,), (first.content_hash,)
     assert events == [
-        CacheEvents(stored, (), cleared=False),
-        CacheEvents(stored, (), cleared=True),
-        CacheEvents((), removed, cleared=False),
-        CacheEvents((second.content_hash,), (), cleared=False),
-        CacheEvents((), (), cleared=True),
+        KvEvents(stored, (), cleared=False),
+        KvEvents(stored, (), cleared=True),
+        KvEvents((), removed, cleared=False),
+        KvEvents((second.content_hash,), (), cleared=False),
+        KvEvents((), (), cleared=True),
     ]
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from baton.cli.certs import Authority, write
+from baton.cluster.events.kv_events import KvEvents
 from baton.cluster.events.subscriber import EventSubscriber
 from baton.cluster.index import LocalityIndex
 from baton.cluster.redis.client import connect
 from baton.cluster.redis.embedded import EmbeddedRedis
 from baton.cluster.registry.watcher import RegistryWatcher
-from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.rpc.worker_role import Role
 from baton.serving.grpc.server import READINESS
@@ -96,7 +96,7 @@ async def test_membership_publishes_role_epoch_and_blocks_again(stack):
         stack.push_async_callback(loop.stop)
     async with AsyncExitStack() as joined:
         await member.join(replace(RECORD, epoch=member.epoch), joined)
-        member.publish_events(CacheEvents(tuple(BLOCKS), (), False))
+        member.publish_events(KvEvents(tuple(BLOCKS), (), False))
         await until(lambda: "w" in watcher.records)
         await until(lambda: not member.num_unpublished_events)
         await member.pause()

@@ -26,11 +26,25 @@ _SEQUENCE = struct.Struct("<Q")
 @dataclass(frozen=True, slots=True)
 class KvEvents:
     """Changes of a worker's prefix cache, in this order: all hashes are cleared if `cleared`, then
-    hashes are removed, then hashes are stored."""
+    hashes are removed, then hashes are stored. False if there are none."""
 
     stored: tuple[BlockHash, ...] = ()
     removed: tuple[BlockHash, ...] = ()
     cleared: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.stored or self.removed or self.cleared)
+
+    def merged(self, other: "KvEvents") -> "KvEvents":
+        """Returns these events and those of another cache, which were drained at the same time, and
+        cleared together."""
+        if not other:
+            return self
+        return KvEvents(
+            self.stored + other.stored,
+            self.removed + other.removed,
+            self.cleared or other.cleared,
+        )
 
 
 @dataclass(frozen=True, slots=True)

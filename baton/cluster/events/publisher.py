@@ -142,7 +142,7 @@ class EventPublisher:
 
     def publish(self, events: KvEvents) -> None:
         """Queues cache changes. Never blocks, also before `start`; constant work per hash."""
-        if events != KvEvents():
+        if events:
             self._log.append(events)
             self._loop.wake()
 

@@ -17,9 +17,9 @@ from typing import TypeGuard
 
 import numpy as np
 
+from baton.cluster.events.kv_events import KvEvents
 from baton.cluster.prefix import BlockHash
 from baton.engine.request import FinishReason, KvSource, Purpose
-from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.kv.encoder_cache import EncoderCache
 from baton.engine.scheduler.kv.kv_cache_manager import KvCacheManager
@@ -366,7 +366,7 @@ class Scheduler:
         self._states.encoder.evict(hashes)
         return self._kv.prefixes.evict(hashes)
 
-    def drain_events(self) -> CacheEvents:
+    def drain_events(self) -> KvEvents:
         """Returns the cache events since the last call: content hashes of encoder outputs, and
         chain hashes of the group with the largest window: a prefix whose blocks it has all stored
         may be a hit."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from baton.cluster.events.kv_events import KvEvents
 from baton.cluster.index import LocalityIndex
 from baton.engine.request import FinishReason
-from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.encoder_cache import HeldOutput
 from baton.engine.scheduler.sequences.encoder_inputs import check_encoder_inputs
 from baton.errors import BatonError, OverloadedError, UnavailableError
@@ -391,7 +390,7 @@ class Cluster:
 
     # What engines tell.
 
-    def on_cache_events(self, engine: SimulatedEngine, events: CacheEvents) -> None:
+    def on_cache_events(self, engine: SimulatedEngine, events: KvEvents) -> None:
         told = KvEvents(events.stored, events.removed, events.cleared)
         self._index.apply(self._by_engine[engine.number].name, 1, told)
         self._decided.clear()

@@ -14,8 +14,9 @@ from typing import Protocol
 
 import numpy as np
 
+from baton.cluster.events.kv_events import KvEvents
 from baton.engine.request import FinishReason
-from baton.engine.scheduler.kv.block_pool import BlockPool, CacheEvents
+from baton.engine.scheduler.kv.block_pool import BlockPool
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.kv.encoder_cache import NO_ENCODER_STEP, HeldOutput
 from baton.engine.scheduler.plan import StepPlan, StepResult
@@ -52,7 +53,7 @@ class Watcher(Protocol):
     def on_held(self, engine: "SimulatedEngine", held: HeldOutput) -> None:
         """An encode job holds its output, or blocks for it."""
 
-    def on_cache_events(self, engine: "SimulatedEngine", events: CacheEvents) -> None:
+    def on_cache_events(self, engine: "SimulatedEngine", events: KvEvents) -> None:
         """Receives the changes of the engine's prefix cache."""
 
     def on_stalled(self, engine: "SimulatedEngine") -> None:

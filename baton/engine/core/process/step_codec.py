@@ -14,11 +14,11 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from baton.cluster.events.kv_events import KvEvents
 from baton.engine.core.process.error_codec import ErrorData, data_of, error_of
 from baton.engine.metering.step_times import StepTimes, TimeSpent
 from baton.engine.outputs import SequenceUpdate, StepOutput
 from baton.engine.request import FinishReason
-from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.encoder_cache import HeldOutput
 from baton.engine.scheduler.plan import ExternalAllocation, TokenLogprobs
 from baton.engine.scheduler.sequences.config import Preemption
@@ -51,7 +51,7 @@ class _Rest(msgspec.Struct, array_like=True):
     request_ids: list[str]
     details: dict[int, _Details]
     external: tuple[ExternalAllocation, ...]
-    cache_events: CacheEvents | None
+    cache_events: KvEvents | None
     preempted: tuple[tuple[str, Preemption], ...]
     failed: dict[str, ErrorData]
     held_outputs: tuple[HeldOutput, ...]
@@ -98,7 +98,7 @@ def decode_step(record: "bytes | memoryview[int]") -> StepOutput:
             )
         ),
         external=rest.external,
-        cache_events=rest.cache_events or CacheEvents((), (), False),
+        cache_events=rest.cache_events or KvEvents((), (), False),
         made_progress=made_progress,
         times=StepTimes(started, ended, TimeSpent(*spent[:4]), TimeSpent(*spent[4:])),
         preempted=rest.preempted,

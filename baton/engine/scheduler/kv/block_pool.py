@@ -7,36 +7,10 @@ Allocation takes the least recently freed block first.
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from baton.cluster.events.kv_events import KvEvents
 from baton.cluster.prefix import BlockHash
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
-
-
-@dataclass(frozen=True, slots=True)
-class CacheEvents:
-    """Prefix cache events: block hashes stored and removed since the last drain.
-
-    `cleared` happened before `stored`; a hash is in one of the two tuples at most.
-    """
-
-    stored: tuple[BlockHash, ...]
-    removed: tuple[BlockHash, ...]
-    cleared: bool
-
-    def __bool__(self) -> bool:
-        return bool(self.stored or self.removed or self.cleared)
-
-    def merged(self, other: "CacheEvents") -> "CacheEvents":
-        """Returns these events and those of another cache, which were drained at the same time, and
-        cleared together."""
-        if not other:
-            return self
-        return CacheEvents(
-            self.stored + other.stored,
-            self.removed + other.removed,
-            self.cleared or other.cleared,
-        )
 
 
 class CacheChanges:
@@ -62,11 +36,11 @@ class CacheChanges:
     def __bool__(self) -> bool:
         return bool(self._changes) or self._was_cleared
 
-    def drain(self) -> CacheEvents:
+    def drain(self) -> KvEvents:
         """Returns the changes, and forgets them."""
         if not self:
             return _NO_EVENTS
-        events = CacheEvents(
+        events = KvEvents(
             stored=tuple(h for h, stored in self._changes.items() if stored),
             removed=tuple(h for h, stored in self._changes.items() if not stored),
             cleared=self._was_cleared,
@@ -203,7 +177,7 @@ class BlockPool:
     def has_events(self) -> bool:
         return bool(self._changes)
 
-    def drain_events(self) -> CacheEvents:
+    def drain_events(self) -> KvEvents:
         """Returns the changes of the prefix cache since the last call."""
         return self._changes.drain()
 
@@ -230,4 +204,4 @@ class BlockPool:
             self._changes.remove(block_hash)
 
 
-_NO_EVENTS = CacheEvents((), (), cleared=False)
+_NO_EVENTS = KvEvents((), (), cleared=False)

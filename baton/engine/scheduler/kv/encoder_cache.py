@@ -24,7 +24,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from baton.engine.scheduler.kv.block_pool import CacheChanges, CacheEvents
+from baton.cluster.events.kv_events import KvEvents
+from baton.engine.scheduler.kv.block_pool import CacheChanges
 from baton.engine.scheduler.sequences.encoder_inputs import passed
 from baton.models.encoder_input import EncoderInput
 
@@ -284,7 +285,7 @@ class EncoderCache:
     def has_events(self) -> bool:
         return bool(self._changes)
 
-    def drain_events(self) -> CacheEvents:
+    def drain_events(self) -> KvEvents:
         """Returns the content hashes stored and removed since the last call."""
         return self._changes.drain()
 

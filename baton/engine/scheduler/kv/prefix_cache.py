@@ -11,8 +11,8 @@ from functools import partial
 
 import numpy as np
 
+from baton.cluster.events.kv_events import KvEvents
 from baton.cluster.prefix import BlockHash, extend_chain, input_extras
-from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.kv.pending_blocks import PendingBlocks
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
@@ -237,6 +237,6 @@ class PrefixCache:
     def has_events(self) -> bool:
         return self._furthest.has_events
 
-    def drain_events(self) -> CacheEvents:
+    def drain_events(self) -> KvEvents:
         """Returns the cache events since the last call, of the group with the largest window."""
         return self._furthest.drain_events()

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton import errors
+from baton.cluster.events.kv_events import KvEvents
 from baton.engine.core import commands, reports
 from baton.engine.core.process.command_codec import decode_command, encode_command
 from baton.engine.core.process.reading_page import ReadingPage
@@ -19,7 +20,6 @@ from baton.engine.metering.step_times import StepTimes, TimeSpent
 from baton.engine.metering.work_meter import WorkDone
 from baton.engine.outputs import SequenceUpdate, StepOutput
 from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose, ReturnCost
-from baton.engine.scheduler.kv.block_pool import CacheEvents
 from baton.engine.scheduler.kv.encoder_cache import HeldOutput
 from baton.engine.scheduler.kv.memory_report import MemoryReport
 from baton.engine.scheduler.plan import ExternalAllocation, TokenLogprobs
@@ -67,7 +67,7 @@ STEPS = st.builds(
     StepOutput,
     updates=st.lists(UPDATES, max_size=6).map(tuple),
     external=st.lists(st.builds(ExternalAllocation, IDS, TABLES, COUNTS), max_size=3).map(tuple),
-    cache_events=st.builds(CacheEvents, HASHES, HASHES, st.booleans()),
+    cache_events=st.builds(KvEvents, HASHES, HASHES, st.booleans()),
     made_progress=st.booleans(),
     times=st.builds(StepTimes, FLOATS, FLOATS, SPENT, SPENT),
     preempted=st.lists(st.tuples(IDS, st.sampled_from(Preemption)), max_size=3).map(tuple),
@@ -159,7 +159,7 @@ def test_report_codec_returns_an_equal_report(report):
 
 @given(ERRORS)
 def test_report_codec_keeps_type_and_fields_of_errors(error):
-    output = StepOutput((), (), CacheEvents((), (), False), True, TIMES, failed={"a": error})
+    output = StepOutput((), (), KvEvents((), (), False), True, TIMES, failed={"a": error})
     refused = decode_report(encode_report(reports.Refused("a", error)))
     failed = decode_report(encode_report(reports.QueryFailed(3, error)))
     stepped = decode_report(encode_report(reports.Stepped(output)))
@@ -189,7 +189,7 @@ TIMES = StepTimes(1.0, 2.0, TimeSpent(), TimeSpent(1, 0.1, 0.2, 0.3))
 def test_step_codec_keeps_pooled_outputs():
     pooled = np.array([0.1, -2.5], np.float32)
     update = SequenceUpdate("a", 0, None, 0, pooled=pooled)
-    output = StepOutput((update,), (), CacheEvents((), (), False), True, TIMES)
+    output = StepOutput((update,), (), KvEvents((), (), False), True, TIMES)
     report = decode_report(encode_report(reports.Stepped(output)))
     assert isinstance(report, reports.Stepped)
     (found,) = report.output.updates
