@@ -68,7 +68,7 @@ def _read(option: str, path: Path) -> bytes:
         raise InvalidArgumentError(option, f"cannot be read from {path}: {error}") from None
 
 
-class Answer:
+class ShownAnswer:
     """Answer of the model, shown as it comes.
 
     Reasoning is dim on a terminal; elsewhere it goes to stderr, so that stdout has the answer
@@ -179,7 +179,7 @@ class Conversation:
         parsing = None
         if self._splits or self._tools:
             parsing = OutputParsing(self._tools, reasoning=self._splits)
-        answer, is_whole = Answer(), False
+        answer, is_whole = ShownAnswer(), False
         with (
             contextlib.suppress(KeyboardInterrupt),
             self._client.generate(

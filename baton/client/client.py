@@ -22,6 +22,7 @@ from baton.client import rpcs
 from baton.client.connections import AsyncConnections, BlockingConnections, Connections
 from baton.client.generation import AsyncGeneration, Calls, Generation
 from baton.client.resume import CallAttempt, Failover, Resumption, Routers
+from baton.client.router_messages import generate_request
 from baton.client.rpcs import Rpc
 from baton.client.types import (
     Accepted,
@@ -63,7 +64,6 @@ from baton.client.types import (
     Worker,
     WorkerMemory,
 )
-from baton.client.wire import generate_request
 from baton.errors import BatonError, CancelledError, InvalidArgumentError
 from baton.rpc.cancellation import is_task_cancelled
 from baton.rpc.tls import Tls

@@ -4,6 +4,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from baton.client.router_messages import accepted_of, chunk_of, finished_of, prompt_logprobs_of
 from baton.client.types import (
     Accepted,
     Chunk,
@@ -14,7 +15,6 @@ from baton.client.types import (
     Received,
     TokenLogprobs,
 )
-from baton.client.wire import accepted_of, chunk_of, finished_of, prompt_logprobs_of
 from baton.errors import BatonError, InternalError
 from baton.v1 import inference_pb2 as pb
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import grpc
 
 from baton.client.progress import Progress
-from baton.client.wire import resumed_request
+from baton.client.router_messages import resumed_request
 from baton.rpc.backoff import Backoff
 from baton.rpc.errors import error_of, is_cancelled_here, is_from_server
 from baton.v1 import inference_pb2 as pb

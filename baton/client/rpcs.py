@@ -7,7 +7,7 @@ from typing import Generic, ParamSpec, TypeVar
 import grpc
 
 from baton.client.connections import RouterStubs
-from baton.client.wire import (
+from baton.client.router_messages import (
     embed_request,
     embeddings_of,
     explain_request,

@@ -16,7 +16,7 @@ from baton.cluster.events.kv_events import KvEvents
 from baton.cluster.prefix import BlockHash
 from baton.engine.core import commands, reports
 from baton.engine.core.core_handle import CoreHandle
-from baton.engine.core.reports import Answer, EngineReading, Report
+from baton.engine.core.reports import EngineReading, QueryAnswer, Report
 from baton.engine.core.request_check import RequestCheck
 from baton.engine.encoder_outputs import ArrivingOutput, EncodedOutput
 from baton.engine.metering.step_times import StepTimes
@@ -361,11 +361,11 @@ class EngineClient:
         if self._stopped:
             raise UnavailableError("the worker has stopped")
 
-    async def _query(self, query: commands.Query) -> Answer:
+    async def _query(self, query: commands.Query) -> QueryAnswer:
         """Returns the answer of the engine. Raises its error; `InternalError` for one that is no
         `BatonError`."""
         self._check_running()
-        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[QueryAnswer] = asyncio.get_running_loop().create_future()
         self._queries[query.query] = done
         try:
             self.submit(query)

@@ -10,9 +10,9 @@ from baton.rpc.roles import role_of
 from baton.serving import build_info
 from baton.v1 import admin_pb2 as pb
 from baton.v1 import admin_pb2_grpc as pb_grpc
+from baton.worker.engine_messages import hashes_of
 from baton.worker.pairing import describe_layouts
 from baton.worker.role_changes import RoleChanges
-from baton.worker.wire import hashes_of
 from baton.worker.worker import Worker
 
 

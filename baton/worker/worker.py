@@ -15,11 +15,11 @@ from baton.rpc.worker_role import Role
 from baton.serving.grpc.channels import LARGE_FRAMES, Channels
 from baton.serving.process import settle
 from baton.version import version
+from baton.worker.engine_messages import serialize_layouts
 from baton.worker.membership import Membership
 from baton.worker.model_host import ModelHost
 from baton.worker.server import WorkerServer
 from baton.worker.settings import WorkerSettings
-from baton.worker.wire import serialize_layouts
 
 logger = logging.getLogger(__name__)
 

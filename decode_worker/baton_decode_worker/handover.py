@@ -10,7 +10,7 @@ from baton.engine.request import EngineRequest, FinishReason
 from baton.errors import AlreadyExistsError, NotFoundError
 from baton.rpc.cancellation import run_until
 from baton.v1 import decode_pb2 as pb
-from baton_decode_worker import wire
+from baton_decode_worker import decode_messages
 from baton_kvtransfer.lease.block_range import BlockRange
 from baton_kvtransfer.lease.handle import FirstToken
 from baton_kvtransfer.lease.lease import Claim
@@ -49,7 +49,7 @@ class Migration:
             async for response in self._lease_blocks(last):
                 yield response
         elif last.finish_reason is None and drains and self._is_reminder_due():
-            yield wire.draining()
+            yield decode_messages.draining()
 
     def _is_reminder_due(self) -> bool:
         """Returns whether to send a `draining` reminder, and schedules the next one."""
@@ -67,9 +67,9 @@ class Migration:
         with self._leases.open(self._claim, blocks) as lease:
             lease.advance(last.block_ids, blocks.num_blocks)
             lease.complete(FirstToken(last.position, last.token_id), lambda: None)
-            yield wire.suspended(blocks.num_tokens, self._claim.lease_id)
+            yield decode_messages.suspended(blocks.num_tokens, self._claim.lease_id)
             await run_until(lease.over(), self._stream.failure())
-            yield wire.released()
+            yield decode_messages.released()
 
 
 class Migrations:

@@ -16,10 +16,10 @@ from baton.serving.logs import name_request
 from baton.serving.telemetry.families import gauge
 from baton.v1 import decode_pb2 as pb
 from baton.v1 import decode_pb2_grpc as pb_grpc
+from baton.worker.engine_messages import engine_request, finish_reason_of
 from baton.worker.request_spans import request_spans
-from baton.worker.wire import engine_request, finish_reason_of
 from baton.worker.worker import Worker
-from baton_decode_worker import wire
+from baton_decode_worker import decode_messages
 from baton_decode_worker.capacity import Capacity, num_blocks_on_arrival
 from baton_decode_worker.handover import Migrations
 from baton_decode_worker.settings import DecodeSettings
@@ -27,7 +27,7 @@ from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.exchange.encoder_fetch import EncoderFetch
 from baton_kvtransfer.exchange.exchange import KvExchange
 from baton_kvtransfer.lease.handle import Handle
-from baton_kvtransfer.wire import claim_of, handle_of
+from baton_kvtransfer.transfer_messages import claim_of, handle_of
 
 # Seconds for a fetch if the caller sets no deadline.
 DEFAULT_TIMEOUT = 600.0
@@ -89,9 +89,9 @@ class DecodeService(pb_grpc.DecodeServicer):
             request,
             remaining,
             kv_source=source,
-            outputs=wire.outputs(request),
+            outputs=decode_messages.outputs(request),
             block_hashes=hashes,
-            return_cost=wire.return_cost(request),
+            return_cost=decode_messages.return_cost(request),
         )
         block_size = engine.facts.block_size
         fetcher, capacity = self._exchange.fetcher, self._capacity
@@ -109,7 +109,7 @@ class DecodeService(pb_grpc.DecodeServicer):
                 await held.enter_async_context(fetching)
             stream = held.enter_context(engine.open(wanted, grammar))
             held.enter_context(request_spans(self._membership.id, wanted, stream))
-            yield wire.admitted()
+            yield decode_messages.admitted()
             if handle is not None:
                 timeout = DEFAULT_TIMEOUT if remaining is None else remaining
                 taking = _take_over(stream, fetcher, handle, wanted, engine, timeout=timeout)
@@ -136,19 +136,19 @@ class DecodeService(pb_grpc.DecodeServicer):
                     done, step = self._model.engine.reading.work_done, stream.first_step
                     assert step is not None, "an update of no step"
                     cached, arrived = batch[0].num_cached_tokens, wanted.arrival_time
-                    yield wire.prefill_is_here(cached, arrived, step, done)
+                    yield decode_messages.prefill_is_here(cached, arrived, step, done)
                     is_begun = True
                 if params.is_ranked:
                     gathered += batch
                     continue
-                for response in wire.responses(batch, params):
+                for response in decode_messages.responses(batch, params):
                     yield response
                 if migration is not None:
                     drains = self._membership.is_draining
                     async for response in migration.follow(batch[-1], drains=drains):
                         yield response
         if params.is_ranked:
-            for response in wire.ranked_responses(gathered, params):
+            for response in decode_messages.ranked_responses(gathered, params):
                 yield response
 
     async def EndSequence(
@@ -174,7 +174,7 @@ async def _take_over(
     allocation = await stream.allocation()
     fetching = fetcher.fetch(handle, allocation, timeout)
     token, report = await run_until(fetching, stream.failure())
-    ready = wire.kv_ready(report, allocation.num_hit_blocks, engine.reading.work_done)
+    ready = decode_messages.kv_ready(report, allocation.num_hit_blocks, engine.reading.work_done)
     if wanted.params.num_sequences > 1:
         stream.commit_external(None)
         return [ready]
@@ -185,7 +185,7 @@ async def _take_over(
         raise DataLossError(f"the transfer brought token {token.token_id} of {vocab_size}")
     stream.commit_external(token.token_id, token.logprob)
     # Sent again in case the source failed before the router got its token.
-    return [ready, wire.first_token(token, wanted.params)]
+    return [ready, decode_messages.first_token(token, wanted.params)]
 
 
 def _check_covers(handle: Handle, wanted: EngineRequest, block_size: int) -> None:

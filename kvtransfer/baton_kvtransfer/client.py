@@ -26,9 +26,9 @@ from baton_kvtransfer.sources import IDLE_SECONDS, Sources
 from baton_kvtransfer.stream import frames
 from baton_kvtransfer.stream.arrivals import Arrivals
 from baton_kvtransfer.stream.block_batch import BlockBatch
+from baton_kvtransfer.transfer_messages import connector_key, fetch_request, first_token_of
 from baton_kvtransfer.transfer_service import KV, TransferService
 from baton_kvtransfer.transfer_spans import note_report, transfer_span
-from baton_kvtransfer.wire import connector_key, fetch_request, first_token_of
 
 # Seconds within which a source has to answer `Describe`; after that it counts as unavailable.
 _DESCRIBE_TIMEOUT = 5.0

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from baton.errors import FailedPreconditionError, UnavailableError
 from baton.v1 import kv_transfer_pb2 as pb
 from baton_kvtransfer.connector import Connector, Offer, Region
-from baton_kvtransfer.wire import ConnectorKey, connector_key, requested_connector
+from baton_kvtransfer.transfer_messages import ConnectorKey, connector_key, requested_connector
 
 _NOT_REQUESTED = pb.KvOffer(problem="it was not asked for")
 

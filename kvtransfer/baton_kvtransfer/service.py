@@ -14,16 +14,16 @@ from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.errors import FailedPreconditionError, NotFoundError
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import prefill_pb2
+from baton.worker.engine_messages import layouts_of
 from baton.worker.pairing import Pairing
-from baton.worker.wire import layouts_of
 from baton_kvtransfer.lease.lease import Lease
 from baton_kvtransfer.lease.table import LeaseTable
 from baton_kvtransfer.offers import Offers
 from baton_kvtransfer.stream import frames
 from baton_kvtransfer.stream.block_batch import BlockBatch
+from baton_kvtransfer.transfer_messages import claim_of, first_token_to_message, integrity_of
 from baton_kvtransfer.transfer_service import KV, TransferService
 from baton_kvtransfer.transfer_spans import sending_span
-from baton_kvtransfer.wire import claim_of, first_token_to_message, integrity_of
 
 Event = pb.FetchResponse | BlockBatch
 # Sends blocks as `Connector.send`, with the integrity check of one Fetch.

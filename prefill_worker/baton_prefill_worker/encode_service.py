@@ -16,11 +16,11 @@ from baton.serving.telemetry.stages import stage
 from baton.v1 import encode_pb2 as pb
 from baton.v1 import encode_pb2_grpc as pb_grpc
 from baton.v1.prefill_pb2 import LeaseReleased
-from baton.worker.wire import encode_job, work_done_to_message
+from baton.worker.engine_messages import encode_job, work_done_to_message
 from baton.worker.worker import Worker
 from baton_kvtransfer.exchange.exchange import EncoderExchange
 from baton_kvtransfer.lease.block_range import BlockRange
-from baton_kvtransfer.wire import claim_of
+from baton_kvtransfer.transfer_messages import claim_of
 
 
 def add_role(worker: Worker) -> None:

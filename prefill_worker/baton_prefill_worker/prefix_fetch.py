@@ -9,7 +9,7 @@ from baton.v1 import prefill_pb2 as pb
 from baton.worker.pairing import Pairing
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.lease.handle import LEASE_ID_BYTES, Handle
-from baton_kvtransfer.wire import handle_of_source
+from baton_kvtransfer.transfer_messages import handle_of_source
 
 FETCH_TIMEOUT = 10.0
 

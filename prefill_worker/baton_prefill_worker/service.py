@@ -19,8 +19,7 @@ from baton.serving.logs import name_request
 from baton.v1 import inference_pb2
 from baton.v1 import prefill_pb2 as pb
 from baton.v1 import prefill_pb2_grpc as pb_grpc
-from baton.worker.request_spans import request_spans
-from baton.worker.wire import (
+from baton.worker.engine_messages import (
     engine_request,
     finish_reason_to_message,
     first_token_due,
@@ -28,13 +27,14 @@ from baton.worker.wire import (
     top_logprobs_to_messages,
     work_done_to_message,
 )
+from baton.worker.request_spans import request_spans
 from baton.worker.worker import Worker
 from baton_kvtransfer.exchange.encoder_fetch import EncoderFetch
 from baton_kvtransfer.exchange.exchange import KvExchange
 from baton_kvtransfer.lease.block_range import BlockRange
 from baton_kvtransfer.lease.handle import FirstToken
 from baton_kvtransfer.lease.lease import Claim
-from baton_kvtransfer.wire import first_token_to_message, lease_id_of
+from baton_kvtransfer.transfer_messages import first_token_to_message, lease_id_of
 from baton_prefill_worker.lease_retention import LeaseRetention
 from baton_prefill_worker.prefix_fetch import FETCH_TIMEOUT, fetch_prefix, source_of
 

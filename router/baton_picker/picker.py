@@ -11,7 +11,7 @@ from functools import partial
 from baton.cluster.prefix import BlockHash, PrefixNamespace, hash_chain
 from baton.errors import OverloadedError, UnavailableError
 from baton_picker.endpoints import AT_LIMIT, Endpoint, Endpoints
-from baton_picker.prompt import Prompt
+from baton_picker.prompt import PickedPrompt
 from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.fleet.load import Share
 from baton_router.routing.placement.decision import Decision, PlacementInputs, Rules
@@ -111,7 +111,7 @@ class EndpointPicker:
         self._recorder = recorder
         self._mean_tokens = 0.0
 
-    def pick(self, request_id: str, prompt: Prompt, subset: Collection[str] | None) -> Pick:
+    def pick(self, request_id: str, prompt: PickedPrompt, subset: Collection[str] | None) -> Pick:
         """Returns the pick, to be closed when the request ends.
 
         Args:

@@ -14,7 +14,7 @@ from baton.serving.process import main, settle
 from baton.serving.telemetry.exposition import Exposition
 from baton.serving.telemetry.serving import serve_metrics
 from baton_picker.endpoints import Endpoints
-from baton_picker.exchange import Exchange
+from baton_picker.envoy_call import EnvoyCall
 from baton_picker.held_bytes import HeldBytes
 from baton_picker.metrics import PickerMetrics
 from baton_picker.picker import EndpointPicker
@@ -57,7 +57,7 @@ class EndpointPickerServer:
         self._reader = PromptReader(card, settings.limits.max_prompt_bytes)
         max_body_bytes = settings.max_body_bytes
         self.service = ExternalProcessorService(
-            partial(Exchange, self.picker, self._reader, self.held, max_body_bytes),
+            partial(EnvoyCall, self.picker, self._reader, self.held, max_body_bytes),
             settings.max_streams,
             settings.body_timeout_s,
             settings.default_timeout_s,

@@ -24,8 +24,8 @@ _BYTES_PER_TOKEN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """Prompt of a request.
+class PickedPrompt:
+    """Prompt of a request, as a pick needs it.
 
     Attributes:
         model: model or adapter that the request names; empty if it names none.
@@ -38,7 +38,7 @@ class Prompt:
     token_ids: tuple[int, ...] = ()
 
 
-NO_PROMPT = Prompt()
+NO_PROMPT = PickedPrompt()
 
 
 class PromptReader:
@@ -54,7 +54,7 @@ class PromptReader:
         self._max_bytes = max_bytes
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompt")
 
-    async def read(self, body: bytes) -> Prompt:
+    async def read(self, body: bytes) -> PickedPrompt:
         """Returns the prompt. Raises `InvalidArgumentError` for a body that is no JSON object.
 
         Of a body above `max_bytes` only the beginning is compared, as bytes, which finds equal
@@ -62,7 +62,7 @@ class PromptReader:
         if len(body) > self._max_bytes:
             starts = range(0, self._max_bytes, _BYTES_PER_TOKEN)
             checksums = (zlib.crc32(body[start : start + _BYTES_PER_TOKEN]) for start in starts)
-            return Prompt(token_ids=tuple(checksums)[:_MAX_TOKENS])
+            return PickedPrompt(token_ids=tuple(checksums)[:_MAX_TOKENS])
         if len(body) <= _INLINE_BYTES:
             return self._read(body)
         loop = asyncio.get_running_loop()
@@ -71,10 +71,10 @@ class PromptReader:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _read(self, body: bytes) -> Prompt:
+    def _read(self, body: bytes) -> PickedPrompt:
         fields = _object(body)
         model, salt = (fields.get(name) for name in ("model", "cache_salt"))
-        return Prompt(
+        return PickedPrompt(
             model if isinstance(model, str) else "",
             salt if isinstance(salt, str) else "",
             tuple(self._token_ids(fields)[:_MAX_TOKENS]),

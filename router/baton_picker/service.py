@@ -12,8 +12,8 @@ from typing import Any
 from baton.envoy import external_processor_pb2 as pb
 from baton.envoy import external_processor_pb2_grpc as pb_grpc
 from baton.errors import BatonError, InvalidArgumentError, OverloadedError
-from baton_picker import wire
-from baton_picker.exchange import Exchange
+from baton_picker import envoy_messages
+from baton_picker.envoy_call import EnvoyCall
 from baton_router.apis.edge.errors import BodyTimeoutError, failure_of
 
 logger = logging.getLogger(__name__)
@@ -34,13 +34,13 @@ class ExternalProcessorService(pb_grpc.ExternalProcessorServicer):
 
     def __init__(
         self,
-        new_exchange: Callable[[], Exchange],
+        new_call: Callable[[], EnvoyCall],
         max_streams: int,
         body_timeout: float,
         idle_timeout: float,
     ) -> None:
         self.num_streams = 0
-        self._new_exchange = new_exchange
+        self._new_call = new_call
         self._max_streams = max_streams
         self._body_timeout = body_timeout
         self._idle_timeout = idle_timeout
@@ -52,47 +52,47 @@ class ExternalProcessorService(pb_grpc.ExternalProcessorServicer):
             error = OverloadedError(
                 f"the endpoint picker has {self._max_streams} requests in flight; retry later"
             )
-            yield wire.refusal(failure_of(error))
+            yield envoy_messages.refusal(failure_of(error))
             return
         self.num_streams += 1
-        exchange = self._new_exchange()
+        call = self._new_call()
         try:
-            async for response in self._answers(request_iterator, exchange):
+            async for response in self._answers(request_iterator, call):
                 yield response
         finally:
             self.num_streams -= 1
-            exchange.close()
+            call.close()
 
     async def _answers(
-        self, requests: AsyncIterator[pb.ProcessingRequest], exchange: Exchange
+        self, requests: AsyncIterator[pb.ProcessingRequest], call: EnvoyCall
     ) -> AsyncGenerator[pb.ProcessingResponse, None]:
         """Yields the answers until Envoy closes the stream, is silent for too long, or the client
         was answered here."""
         body_deadline: float | None = None
         now = asyncio.get_running_loop().time
         while True:
-            if exchange.awaits_body and body_deadline is None:
+            if call.awaits_body and body_deadline is None:
                 body_deadline = now() + self._body_timeout
-            deadline = body_deadline if exchange.awaits_body else now() + self._idle_timeout
+            deadline = body_deadline if call.awaits_body else now() + self._idle_timeout
             try:
                 async with asyncio.timeout_at(deadline):
                     request = await anext(requests, None)
             except TimeoutError:
-                if exchange.awaits_body:
+                if call.awaits_body:
                     late = BodyTimeoutError(
                         f"the body did not come within {self._body_timeout:g} s"
                     )
-                    yield wire.refusal(failure_of(late))
+                    yield envoy_messages.refusal(failure_of(late))
                 return
             if request is None or request.observability_mode:
                 return  # Envoy ignores the answers in that mode
             try:
-                answers = await exchange.answer(request)
+                answers = await call.answer(request)
             except BatonError as error:
                 failure = failure_of(error)
                 if failure.is_bug or _is_of_envoy(error):
                     raise
-                yield wire.refusal(failure)
+                yield envoy_messages.refusal(failure)
                 return
             for answer in answers:
                 yield answer

@@ -21,7 +21,7 @@ PACKAGES = [
     for path in (ROOT / folder).rglob("__init__.py")
     if path.stat().st_size
 ]
-GENERIC = {"service.py", "wire.py", "generate.py", "compile.py", "__init__.py"}
+GENERIC = {"service.py", "generate.py", "compile.py", "__init__.py"}
 
 
 def missing(text: str, *folders: Path) -> set[str]:

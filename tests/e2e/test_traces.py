@@ -14,7 +14,7 @@ import pytest
 
 from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient, Client
-from baton.client.wire import generate_request
+from baton.client.router_messages import generate_request
 from baton.errors import InvalidArgumentError, OverloadedError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.v1.inference_pb2_grpc import InferenceStub

@@ -6,10 +6,10 @@ from baton.engine.scheduler.plan import TokenLogprobs
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import prefill_pb2
+from baton.worker.engine_messages import layouts_of, layouts_to_messages, serialize_layouts
 from baton.worker.pairing import Pairing
-from baton.worker.wire import layouts_of, layouts_to_messages, serialize_layouts
 from baton_kvtransfer.lease.handle import FirstToken
-from baton_kvtransfer.wire import first_token_of, first_token_to_message, handle_of
+from baton_kvtransfer.transfer_messages import first_token_of, first_token_to_message, handle_of
 from tests.support.kvtransfer.loopback import HYBRID, LEASE
 
 

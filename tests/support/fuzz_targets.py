@@ -36,9 +36,14 @@ from baton.sampling import SamplingParams
 from baton.serving.grpc.malformed import Malformed, tolerant
 from baton.v1 import decode_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
+from baton.worker.engine_messages import (
+    engine_request,
+    layouts_of,
+    layouts_to_messages,
+    serialize_layouts,
+)
 from baton.worker.pairing import Pairing
-from baton.worker.wire import engine_request, layouts_of, layouts_to_messages, serialize_layouts
-from baton_decode_worker.wire import outputs, return_cost
+from baton_decode_worker.decode_messages import outputs, return_cost
 from baton_kvtransfer.connector import Connector, Integrity, Offer, Receiver
 from baton_kvtransfer.connectors.grpc.connector import GrpcConnector, PayloadReceiver
 from baton_kvtransfer.lease.handle import Handle
@@ -47,7 +52,7 @@ from baton_kvtransfer.offers import Offers, offer_by
 from baton_kvtransfer.stream import frames
 from baton_kvtransfer.stream.block_batch import BlockBatch, checksums_of
 from baton_kvtransfer.stream.transfer_stream import TransferStream
-from baton_kvtransfer.wire import (
+from baton_kvtransfer.transfer_messages import (
     claim_of,
     first_token_of,
     handle_of,

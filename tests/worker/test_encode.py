@@ -34,7 +34,7 @@ from baton.worker.metrics import WorkerMetrics
 from baton_kvtransfer.exchange.encoder_fetch import EncoderFetch
 from baton_kvtransfer.exchange.exchange import EncoderExchange
 from baton_kvtransfer.lease.table import LeaseTable
-from baton_kvtransfer.wire import handle_of_source
+from baton_kvtransfer.transfer_messages import handle_of_source
 from tests.support.engine.images import IMAGE_TOKEN, greedy, image, save_vision_language, words
 from tests.support.failures import failure_of
 from tests.support.kvtransfer.loopback import payload_request

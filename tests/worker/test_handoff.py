@@ -9,7 +9,7 @@ from baton.cluster.prefix import hash_chain
 from baton.sampling import SamplingParams
 from baton.v1.kv_transfer_pb2_grpc import KvTransferStub
 from baton_kvtransfer.exchange.exchange import KvExchange
-from baton_kvtransfer.wire import handle_of
+from baton_kvtransfer.transfer_messages import handle_of
 from tests.support.engine.checkpoints import FAMILIES, save_random
 from tests.support.engine.engines import mostly_slow
 from tests.support.engine.held_steps import held_after

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError, Message
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_sharing_pb2, prefill_pb2
 from baton.v1 import kv_transfer_pb2 as kv
-from baton_kvtransfer.wire import handle_of
+from baton_kvtransfer.transfer_messages import handle_of
 from tests.support.kvtransfer.loopback import payload_request
 from tests.support.worker.pair import Pair, pair_of
 from tests.support.worker.reference import prompt_of

@@ -17,7 +17,7 @@ from baton.models import locate
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.v1 import decode_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
-from baton.worker.wire import engine_request, work_done_to_message
+from baton.worker.engine_messages import engine_request, work_done_to_message
 from tests.support.worker.pair import pair_of
 from tests.support.worker.reference import alone
 

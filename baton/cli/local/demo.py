@@ -46,7 +46,7 @@ PROMPTS: tuple[tuple[str, str, Prompt], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TimedAnswer:
     """Answer to one prompt, with its timings.
 
     Attributes:
@@ -80,7 +80,7 @@ def run(console: Console) -> None:
             cluster.stop()
 
 
-def _ask(client: Client, console: Console, name: str, what: str, prompt: Prompt) -> Answer:
+def _ask(client: Client, console: Console, name: str, what: str, prompt: Prompt) -> TimedAnswer:
     """Streams one answer to the console."""
     console.rule(f"{name}: {what}", align="left")
     moments: list[float] = []
@@ -92,10 +92,10 @@ def _ask(client: Client, console: Console, name: str, what: str, prompt: Prompt)
     console.print()
     assert generation.finished is not None, "the stream was complete"
     between = (moments[-1] - moments[0]) / (len(moments) - 1) if len(moments) > 1 else None
-    return Answer(name, generation.accepted, generation.finished, moments[0] - began, between)
+    return TimedAnswer(name, generation.accepted, generation.finished, moments[0] - began, between)
 
 
-def handoff(answer: Answer) -> str:
+def handoff(answer: TimedAnswer) -> str:
     """Returns a sentence about the KV blocks that moved for an answer."""
     usage, placement = answer.finished.usage, answer.accepted.placement
     return (
@@ -105,7 +105,7 @@ def handoff(answer: Answer) -> str:
     )
 
 
-def table(answers: list[Answer]) -> Table:
+def table(answers: list[TimedAnswer]) -> Table:
     """Returns a table with a row for each answer."""
     result = Table()
     for column in ("prompt", "prefill by", "decode by"):
@@ -122,7 +122,7 @@ def table(answers: list[Answer]) -> Table:
     return result
 
 
-def _cells(answer: Answer) -> list[str]:
+def _cells(answer: TimedAnswer) -> list[str]:
     usage, placement = answer.finished.usage, answer.accepted.placement
     between = answer.inter_token_latency
     return [

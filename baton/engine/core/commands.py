@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from baton.cluster.prefix import BlockHash
-from baton.engine.core.reports import Answer, QueryFailed, Refused
+from baton.engine.core.reports import QueryAnswer, QueryFailed, Refused
 from baton.engine.request import EngineRequest, FinishReason
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.errors import BatonError
@@ -26,7 +26,7 @@ class Command:
     runs_beside_steps: ClassVar[bool] = False
     """It runs at once, in a thread of its own, and not between two steps."""
 
-    def run(self, core: "EngineCore") -> Answer:
+    def run(self, core: "EngineCore") -> QueryAnswer:
         """Does what it says, in the engine's thread unless `runs_beside_steps`."""
         raise NotImplementedError
 
@@ -224,7 +224,7 @@ class Pin(Query):
     name: str
     hashes: tuple[BlockHash, ...]
 
-    def run(self, core: "EngineCore") -> Answer:
+    def run(self, core: "EngineCore") -> QueryAnswer:
         return core.scheduler.pin(self.name, self.hashes)
 
 
@@ -234,7 +234,7 @@ class ReportMemory(Query):
 
     query: int
 
-    def run(self, core: "EngineCore") -> Answer:
+    def run(self, core: "EngineCore") -> QueryAnswer:
         return core.scheduler.memory_report()
 
 

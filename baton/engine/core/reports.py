@@ -10,7 +10,7 @@ from baton.engine.scheduler.kv.pinned_blocks import Tables
 from baton.engine.scheduler.scheduler_stats import SchedulerStats
 from baton.errors import BatonError
 
-Answer = int | Tables | MemoryReport | None
+QueryAnswer = int | Tables | MemoryReport | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Answered:
     """Answer to a query."""
 
     query: int
-    answer: Answer
+    answer: QueryAnswer
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from baton.worker.worker import Worker
 from baton_kvtransfer.client import KvFetcher
 from baton_kvtransfer.exchange.exchange import EncoderExchange
 from baton_kvtransfer.lease.handle import LEASE_ID_BYTES, Handle
-from baton_kvtransfer.wire import handle_of_source
+from baton_kvtransfer.transfer_messages import handle_of_source
 
 _FETCH_TIMEOUT = 10.0
 

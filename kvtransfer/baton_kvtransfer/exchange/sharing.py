@@ -8,13 +8,13 @@ from baton.engine.client import EngineClient
 from baton.errors import NotFoundError
 from baton.v1 import kv_sharing_pb2 as pb
 from baton.v1 import kv_sharing_pb2_grpc as pb_grpc
+from baton.worker.engine_messages import hashes_of
 from baton.worker.model_host import ModelHost
-from baton.worker.wire import hashes_of
 from baton_kvtransfer.lease.block_range import BlockRange
 from baton_kvtransfer.lease.lease import Lease
 from baton_kvtransfer.lease.reclaim import claimed_or_deadlocked
 from baton_kvtransfer.lease.table import LeaseTable
-from baton_kvtransfer.wire import claim_of
+from baton_kvtransfer.transfer_messages import claim_of
 
 
 class SharingService(pb_grpc.KvSharingServicer):

@@ -27,7 +27,7 @@ from baton.serving.telemetry.scrape_server import Render
 from baton.serving.telemetry.serving import PATH as METRICS_PATH
 from baton.serving.tenant import Caller, Tenants
 from baton.version import version
-from baton_router.apis.answers.exchange import Exchange
+from baton_router.apis.answers.http_call import HttpCall
 from baton_router.apis.anthropic.conversion import MESSAGES
 from baton_router.apis.anthropic.errors import PATH as MESSAGES_PATH
 from baton_router.apis.anthropic.errors import error_body
@@ -42,7 +42,7 @@ from baton_router.apis.edge.errors import limit_headers
 from baton_router.apis.edge.field_names import FieldNames, InTerms
 from baton_router.apis.edge.middleware import Failures, disconnected
 from baton_router.apis.edge.unknown_fields import IgnoredHeader
-from baton_router.apis.openai.embeddings import PooledExchange, PooledOutputs
+from baton_router.apis.openai.embeddings import PooledHttpCall, PooledOutputs
 from baton_router.apis.openai.field_names import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
@@ -78,18 +78,18 @@ _Make = Callable[[_Body, Caller], Awaitable[_Made]]
 
 
 class _Answer(Response):
-    """Response that writes an exchange and is cancelled when the client disconnects."""
+    """Response that writes the answer of a call and is cancelled when the client disconnects."""
 
     def __init__(
         self,
-        exchange: Exchange | PooledExchange,
+        call: HttpCall | PooledHttpCall,
         in_terms: InTerms,
         more_headers: Callable[[], dict[str, str]],
     ) -> None:
         """Adds the result of `more_headers`, called when the answer begins, to its headers.
         `in_terms`: names fields in errors."""
         super().__init__()
-        self._exchange = exchange
+        self._call = call
         self._in_terms = in_terms
         self._more_headers = more_headers
 
@@ -100,7 +100,7 @@ class _Answer(Response):
                 message = {**message, "headers": [*message["headers"], *more]}
             await send(message)
 
-        writing = self._exchange.write(send_with_headers, self._in_terms)
+        writing = self._call.write(send_with_headers, self._in_terms)
         with _naming(self._in_terms):
             await run_until(writing, disconnected(receive))
 
@@ -351,11 +351,11 @@ class Routes:
         self,
         request: Request,
         schema: type[_Body],
-        make: "_Make[_Body, Exchange | PooledExchange]",
+        make: "_Make[_Body, HttpCall | PooledHttpCall]",
         names: FieldNames,
     ) -> Response:
-        exchange, in_terms, tenant = await self._parsed(request, schema, make, names)
-        return _Answer(exchange, in_terms, lambda: limit_headers(self._limits.statuses(tenant)))
+        call, in_terms, tenant = await self._parsed(request, schema, make, names)
+        return _Answer(call, in_terms, lambda: limit_headers(self._limits.statuses(tenant)))
 
     async def _parsed(
         self, request: Request, schema: type[_Body], make: "_Make[_Body, _Made]", names: FieldNames

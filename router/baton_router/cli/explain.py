@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.client.client import Candidate, Explanation
-from baton.client.wire import explanation_of
+from baton.client.router_messages import explanation_of
 from baton.errors import InvalidArgumentError, NotFoundError
 from baton.serving.telemetry.placement_terms import TERMS
 from baton_router.apis.grpc.admin_wire import explanation

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from baton.client.progress import Progress
-from baton.client.wire import resumed_request
+from baton.client.router_messages import resumed_request
 from baton.errors import InternalError
 from baton.models import locate
 from baton.sampling import SamplingParams

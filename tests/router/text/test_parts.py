@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
 from baton.client.progress import Progress
+from baton.client.router_messages import resumed_request
 from baton.client.types import Completion, Part, TextPart, ToolCall, ToolCallStart
-from baton.client.wire import resumed_request
 from baton.models import locate
 from baton.sampling import SamplingParams
 from baton.v1 import inference_pb2 as pb

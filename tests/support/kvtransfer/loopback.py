@@ -38,7 +38,7 @@ from baton_kvtransfer.lease.table import LeaseTable
 from baton_kvtransfer.offers import Offers
 from baton_kvtransfer.service import KvTransferService, ServedPools, add_to_server
 from baton_kvtransfer.sources import IDLE_SECONDS
-from baton_kvtransfer.wire import fetch_request
+from baton_kvtransfer.transfer_messages import fetch_request
 
 EPOCH = 7
 CLAIMANT = "decode-0"

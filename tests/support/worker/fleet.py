@@ -13,14 +13,14 @@ from typing import Any
 
 from baton.client.client import Completion
 from baton.client.progress import Progress
+from baton.client.router_messages import generate_request, resumed_request
 from baton.client.types import TokenLogprobs
-from baton.client.wire import generate_request, resumed_request
 from baton.cluster.prefix import PrefixNamespace
 from baton.models.encoder_input import EncoderInput
 from baton.rpc.worker_role import Role
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
-from baton.worker.wire import layouts_to_messages
+from baton.worker.engine_messages import layouts_to_messages
 from baton_kvtransfer.exchange.exchange import KvExchange
 from baton_router.apis.grpc.client_wire import to_message
 from baton_router.call.prompt import NO_PROMPT, Prompt

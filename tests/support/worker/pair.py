@@ -17,9 +17,9 @@ from baton.v1 import inference_pb2 as pb
 from baton.v1.admin_pb2_grpc import AdminStub
 from baton.v1.decode_pb2_grpc import DecodeStub
 from baton.v1.prefill_pb2_grpc import PrefillStub
+from baton.worker.engine_messages import layouts_to_messages
 from baton.worker.process import assemble
 from baton.worker.roles import settings_class
-from baton.worker.wire import layouts_to_messages
 from baton.worker.worker import Worker
 from baton_decode_worker.service import DecodeService
 from baton_kvtransfer.exchange.exchange import KvExchange

@@ -46,7 +46,7 @@ class SequenceDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class EchoedPrompt:
     """Prompt that is repeated before each answer.
 
     Attributes:
@@ -67,7 +67,7 @@ class Reader:
         num_reasoning_tokens: those of reasoning among them.
     """
 
-    def __init__(self, first: int, num_choices: int, echo: Prompt | None = None) -> None:
+    def __init__(self, first: int, num_choices: int, echo: EchoedPrompt | None = None) -> None:
         self.accepted: Accepted | None = None
         self.finished: Finished | None = None
         self.num_output_tokens = self.num_reasoning_tokens = 0

@@ -1,7 +1,7 @@
 """Anthropic's Messages API: answers conversations of blocks by the pipeline of chat completions."""
 
 from baton.serving.tenant import Caller
-from baton_router.apis.answers.exchange import Exchange
+from baton_router.apis.answers.http_call import HttpCall
 from baton_router.apis.anthropic.conversion import conversation_of, options_of, prompt_options
 from baton_router.apis.anthropic.schemas import Conversation, MessagesRequest
 from baton_router.apis.anthropic.writer import MessageWriter
@@ -17,7 +17,7 @@ class Messages:
     def __init__(self, generations: Generations) -> None:
         self._generations = generations
 
-    async def create(self, body: MessagesRequest, caller: Caller) -> Exchange:
+    async def create(self, body: MessagesRequest, caller: Caller) -> HttpCall:
         """Makes the exchange of `POST /v1/messages`. Raises `InvalidArgumentError`."""
         options = options_of(body)
         conversation = await _conversation(body, options)

@@ -15,7 +15,7 @@ from starlette.types import Send
 from baton.errors import InvalidArgumentError
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller
-from baton_router.apis.answers.exchange import ERROR_GRACE_SECONDS, in_trace_of
+from baton_router.apis.answers.http_call import ERROR_GRACE_SECONDS, in_trace_of
 from baton_router.apis.edge.field_names import InTerms
 from baton_router.apis.openai.field_names import score_fields
 from baton_router.apis.openai.schemas import (
@@ -32,8 +32,8 @@ from baton_router.call.generate_call import EmbedCall, ScoreCall
 from baton_router.served.served_models import Models
 
 
-class PooledExchange:
-    """Exchange of one HTTP request and its answer, which is written at once.
+class PooledHttpCall:
+    """Call over HTTP: one request and its answer, which is written at once.
 
     Args:
         answer: computes the answer.
@@ -70,7 +70,7 @@ class PooledOutputs:
         self._models = models
         self._timeout = timeout
 
-    async def embed(self, body: EmbeddingRequest, caller: Caller) -> PooledExchange:
+    async def embed(self, body: EmbeddingRequest, caller: Caller) -> PooledHttpCall:
         """Makes the exchange of `/v1/embeddings`. Raises `InvalidArgumentError`."""
         deadline = self._deadline(body.baton)
         call = EmbedCall(
@@ -91,9 +91,9 @@ class PooledOutputs:
             usage = _usage(response.num_prompt_tokens)
             return EmbeddingResponse(data=data, model=response.model, usage=usage)
 
-        return PooledExchange(caller, deadline, answer)
+        return PooledHttpCall(caller, deadline, answer)
 
-    async def score(self, body: ScoreRequest, caller: Caller) -> PooledExchange:
+    async def score(self, body: ScoreRequest, caller: Caller) -> PooledHttpCall:
         """Makes the exchange of `/v1/score`. Raises `InvalidArgumentError`."""
         deadline = self._deadline(body.baton)
         call = ScoreCall(_pairs(body), body.model, secrets.token_hex(8), body.baton.priority)
@@ -108,7 +108,7 @@ class PooledOutputs:
                 usage=_usage(response.num_prompt_tokens),
             )
 
-        return PooledExchange(caller, deadline, answer)
+        return PooledHttpCall(caller, deadline, answer)
 
     def _deadline(self, options: BatonOptions) -> Deadline:
         given = options.timeout_s

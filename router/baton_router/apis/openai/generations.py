@@ -12,8 +12,8 @@ from baton.sampling import GrammarKind, SamplingParams
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller
 from baton_router.apis.answers.answer_writer import AnswerStart, Extra, WriterOf
-from baton_router.apis.answers.exchange import Exchange
-from baton_router.apis.answers.sequence_reader import Prompt, Reader
+from baton_router.apis.answers.http_call import HttpCall
+from baton_router.apis.answers.sequence_reader import EchoedPrompt, Reader
 from baton_router.apis.edge.structure import MAX_PROMPTS
 from baton_router.apis.openai.choice_formats import ChatShape, CompletionShape
 from baton_router.apis.openai.choice_writer import ChoiceWriter
@@ -54,7 +54,7 @@ class Generations:
         self._extra_of = extra_of
         self._tokens = {model.name: TokenBytes(_tokenizer(model)) for model in models}
 
-    async def complete(self, body: CompletionRequest, caller: Caller) -> Exchange:
+    async def complete(self, body: CompletionRequest, caller: Caller) -> HttpCall:
         """Makes the exchange of `/v1/completions`."""
         model = self._model(body.model)
         _check_stream(body)
@@ -76,7 +76,7 @@ class Generations:
         writer_of = partial(ChoiceWriter, body, shape)
         return self._exchange(body, model, caller, deadline, request_id, calls, readers, writer_of)
 
-    async def chat(self, body: ChatRequest, caller: Caller) -> Exchange:
+    async def chat(self, body: ChatRequest, caller: Caller) -> HttpCall:
         """Makes the exchange of `/v1/chat/completions`."""
         return await self.answer(body, await _conversation(body), caller)
 
@@ -86,7 +86,7 @@ class Generations:
         conversation: Conversation,
         caller: Caller,
         writer_of: WriterOf | None = None,
-    ) -> Exchange:
+    ) -> HttpCall:
         """Makes the exchange of a conversation. `writer_of` makes the writer of its answer; None:
         that of `/v1/chat/completions`."""
         model = self._model(options.model)
@@ -171,12 +171,12 @@ class Generations:
         calls: Sequence[GenerateCall],
         readers: Sequence[Reader],
         writer_of: WriterOf,
-    ) -> Exchange:
+    ) -> HttpCall:
         has_extra = body.baton.timeline
         extra = self._extra_of(caller, model.services.placer) if has_extra else None
         is_parsed = calls[0].parsing is not None
         writer = writer_of(AnswerStart(request_id, model.name, readers, is_parsed, extra))
-        return Exchange(
+        return HttpCall(
             model.inference, caller, deadline, calls, readers, writer, is_stream=body.stream
         )
 
@@ -185,15 +185,17 @@ class Generations:
         return Deadline.after(self._timeout if given is None else given)
 
 
-async def _echo(body: CompletionRequest, model: ServedModel, prompt: str | Sequence[int]) -> Prompt:
+async def _echo(
+    body: CompletionRequest, model: ServedModel, prompt: str | Sequence[int]
+) -> EchoedPrompt:
     """Returns the prompt to repeat, with its tokens if they are to be scored."""
     if not isinstance(prompt, str):
         text = _tokenizer(model).decode(prompt, skip_special_tokens=False)
-        return Prompt(text, prompt if body.logprobs is not None else ())
+        return EchoedPrompt(text, prompt if body.logprobs is not None else ())
     if body.logprobs is None:
-        return Prompt(prompt)
+        return EchoedPrompt(prompt)
     token_ids, _ = await model.services.intake.tokenize(prompt)
-    return Prompt(prompt, token_ids)
+    return EchoedPrompt(prompt, token_ids)
 
 
 def _tokenizer(model: ServedModel) -> Tokenizer:

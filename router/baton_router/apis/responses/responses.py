@@ -8,7 +8,7 @@ import msgspec
 
 from baton.serving.tenant import Caller, Tenants
 from baton_router.apis.answers.answer_writer import Json, encoded
-from baton_router.apis.answers.exchange import Exchange
+from baton_router.apis.answers.http_call import HttpCall
 from baton_router.apis.openai.generations import Generations
 from baton_router.apis.responses.conversion import conversation_of, items_of, options_of
 from baton_router.apis.responses.schemas import ResponsesRequest
@@ -32,7 +32,7 @@ class Responses:
         self._store = store
         self._tenants = tenants
 
-    async def create(self, body: ResponsesRequest, caller: Caller) -> Exchange:
+    async def create(self, body: ResponsesRequest, caller: Caller) -> HttpCall:
         """Makes the exchange of `POST /v1/responses`. Raises `InvalidArgumentError`, and for the
         previous response `NotFoundError` or `UnavailableError`."""
         given = items_of(body)

@@ -79,14 +79,14 @@ class Refused(Struct, frozen=True, tag=True):
     problem: str
 
 
-Answer = Ready | Done | Refused
+ImageReply = Ready | Done | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _requests = msgspec.msgpack.Decoder(Start | Job)
-_answers = msgspec.msgpack.Decoder(Answer, dec_hook=decode_image_format)
+_answers = msgspec.msgpack.Decoder(ImageReply, dec_hook=decode_image_format)
 
 
-def frame(message: Start | Job | Answer) -> bytes:
+def frame(message: Start | Job | ImageReply) -> bytes:
     """Returns a message with its length."""
     content = _encoder.encode(message)
     return len(content).to_bytes(LENGTH_BYTES, "little") + content
@@ -98,7 +98,7 @@ def read_request(content: bytes) -> Start | Job:
     return request
 
 
-def read_answer(content: bytes) -> Answer:
+def read_answer(content: bytes) -> ImageReply:
     """Returns a message of the process. Raises `msgspec.DecodeError`."""
-    answer: Answer = _answers.decode(content)
+    answer: ImageReply = _answers.decode(content)
     return answer

@@ -23,8 +23,8 @@ from baton.serving.telemetry.distribution import Distribution
 from baton_router.text.images.image_limits import ImageLimits
 from baton_router.text.images.image_messages import (
     LENGTH_BYTES,
-    Answer,
     Done,
+    ImageReply,
     Job,
     PreprocessedImage,
     Ready,
@@ -158,7 +158,7 @@ class ImagePool:
             raise InternalError("a process of images answered with something else")
         return answer
 
-    async def _ask(self, process: "_Process", job: Job) -> Answer:
+    async def _ask(self, process: "_Process", job: Job) -> ImageReply:
         began = time.monotonic()
         self.num_busy += 1
         try:
@@ -250,7 +250,7 @@ class _Process:
     def pid(self) -> int:
         return self._child.pid
 
-    async def ask(self, job: Job) -> Answer:
+    async def ask(self, job: Job) -> ImageReply:
         """Returns the answer to a job. Raises `_LostError` or `OSError` if the process ends."""
         return await self._exchange(frame(job))
 
@@ -260,7 +260,7 @@ class _Process:
         await asyncio.to_thread(self._child.wait)
         self._requests.close()
 
-    async def _exchange(self, request: bytes) -> Answer:
+    async def _exchange(self, request: bytes) -> ImageReply:
         if self._requests.is_closing():
             raise _LostError
         self._requests.write(request)

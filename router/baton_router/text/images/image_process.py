@@ -26,8 +26,8 @@ from baton.models.images import read_image_format, read_image_processor
 from baton.models.pixtral_images import text_tokens
 from baton_router.text.images.image_messages import (
     LENGTH_BYTES,
-    Answer,
     Done,
+    ImageReply,
     Job,
     PreprocessedImage,
     Ready,
@@ -193,7 +193,7 @@ def _read(source: BinaryIO) -> Start | Job | None:
     return read_request(content) if len(content) == size else None
 
 
-def _write(target: BinaryIO, answer: Answer) -> None:
+def _write(target: BinaryIO, answer: ImageReply) -> None:
     target.write(frame(answer))
     target.flush()
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from baton.client.wire import explanation_of
+from baton.client.router_messages import explanation_of
 from baton.errors import NotFoundError
 from baton.sampling import SamplingParams
 from baton_router.apis.grpc.admin_wire import explanation

@@ -13,7 +13,7 @@ from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2 as pb
 from baton.v1 import prefill_pb2
-from baton.worker.wire import (
+from baton.worker.engine_messages import (
     finish_reason_to_message,
     prefill_started,
     top_logprobs_to_messages,

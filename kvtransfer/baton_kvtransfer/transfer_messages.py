@@ -6,8 +6,13 @@ from baton.engine.scheduler.plan import TokenLogprobs
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.v1 import kv_transfer_pb2 as pb
 from baton.v1 import prefill_pb2
+from baton.worker.engine_messages import (
+    hashes_of,
+    layouts_of,
+    layouts_to_messages,
+    top_logprobs_to_message,
+)
 from baton.worker.pairing import Pairing
-from baton.worker.wire import hashes_of, layouts_of, layouts_to_messages, top_logprobs_to_message
 from baton_kvtransfer.connector import Integrity
 from baton_kvtransfer.lease.handle import LEASE_ID_BYTES, FirstToken, Handle
 from baton_kvtransfer.lease.lease import Claim

@@ -1,4 +1,4 @@
-"""Exchange over HTTP: sends requests to the router and writes the answer, whole or as a stream of
+"""Call over HTTP: sends requests to the router and writes the answer, whole or as a stream of
 server-sent events.
 
 Nothing is written before the first request is accepted, so that a refusal has its own status.
@@ -37,8 +37,8 @@ _Headers = list[tuple[bytes, bytes]]
 Event = tuple[int, ClientEvent]
 
 
-class Exchange:
-    """Exchange of one HTTP request and its answer; `write` is used once.
+class HttpCall:
+    """Call over HTTP: one request and its answer; `write` is used once.
 
     Args:
         calls: one for each prompt.

@@ -1,4 +1,4 @@
-"""Exchange with Envoy about one HTTP request: the ext_proc protocol, message by message.
+"""Call of Envoy about one HTTP request: the ext_proc protocol, message by message.
 
     request body mode       endpoint picked          named in the answer to
     FULL_DUPLEX_STREAMED    at the end of the body   request headers, which wait for it
@@ -16,10 +16,10 @@ from typing import Any
 from baton.envoy import external_processor_pb2 as pb
 from baton.envoy.processing_mode_pb2 import ProcessingMode
 from baton.errors import InvalidArgumentError, OverloadedError
-from baton_picker import wire
+from baton_picker import envoy_messages
 from baton_picker.held_bytes import HeldBytes
 from baton_picker.picker import EndpointPicker, Pick
-from baton_picker.prompt import NO_PROMPT, Prompt, PromptReader
+from baton_picker.prompt import NO_PROMPT, PickedPrompt, PromptReader
 from baton_router.apis.edge.errors import BodyTooLargeError
 
 _DUPLEX = ProcessingMode.FULL_DUPLEX_STREAMED
@@ -27,8 +27,8 @@ _BUFFERED = (ProcessingMode.BUFFERED, ProcessingMode.BUFFERED_PARTIAL)
 _FAILED = range(500, 600)
 
 
-class Exchange:
-    """Exchange about one HTTP request, from its headers to `close`.
+class EnvoyCall:
+    """Call of Envoy about one HTTP request, from its headers to `close`.
 
     Args:
         max_bytes: maximum bytes of its body.
@@ -78,12 +78,12 @@ class Exchange:
                 return await self._request_trailers(request)
             case "response_headers":
                 self._response_headers(request)
-                return [wire.unchanged(request)]
+                return [envoy_messages.unchanged(request)]
             case "response_body":
                 return self._response_body(request)
             case "response_trailers":
                 self._end_response()
-                return [wire.unchanged(request)]
+                return [envoy_messages.unchanged(request)]
         raise InvalidArgumentError("request", "is unset; expected one message of ext_proc")
 
     async def _request_headers(self, request: pb.ProcessingRequest) -> list[pb.ProcessingResponse]:
@@ -91,8 +91,8 @@ class Exchange:
             raise InvalidArgumentError("request_headers", "came twice; expected them once")
         self._has_begun = True
         self._set_modes(request)
-        self._subset = wire.subset_of(request)
-        headers = wire.headers_of(request.request_headers.headers)
+        self._subset = envoy_messages.subset_of(request)
+        headers = envoy_messages.headers_of(request.request_headers.headers)
         self._request_id = headers.get("x-request-id", "")[:128] or secrets.token_hex(8)
         self._is_request_over = request.request_headers.end_of_stream
         self._has_prompt = _is_json(headers) and not self._is_request_over
@@ -100,8 +100,8 @@ class Exchange:
             length = headers.get("content-length", "")
             if length.isdecimal() and int(length[:20]) > self._max_bytes:
                 raise BodyTooLargeError(self._max_bytes)
-            return [] if self._request_mode == _DUPLEX else [wire.unchanged(request)]
-        return [wire.picked_headers(self._choose(NO_PROMPT))]
+            return [] if self._request_mode == _DUPLEX else [envoy_messages.unchanged(request)]
+        return [envoy_messages.picked_headers(self._choose(NO_PROMPT))]
 
     def _set_modes(self, request: pb.ProcessingRequest) -> None:
         if request.HasField("protocol_config"):
@@ -119,37 +119,37 @@ class Exchange:
         self._is_request_over = body.end_of_stream
         if self._request_mode == _DUPLEX:
             if self._pick is not None:
-                return list(wire.streamed_request(body.body, is_end=body.end_of_stream))
+                return list(envoy_messages.streamed_request(body.body, is_end=body.end_of_stream))
             self._hold(body.body)
             return await self._pick_duplex(is_end=True) if body.end_of_stream else []
         if self._pick is not None:
-            return [wire.unchanged(request)]
+            return [envoy_messages.unchanged(request)]
         self._hold(body.body)
         # A body over Envoy's buffer arrives in part, which is not JSON.
         is_whole = body.end_of_stream or self._request_mode == ProcessingMode.BUFFERED
         pick = self._choose(await self._prompt() if is_whole else NO_PROMPT)
         self._drop_body()
-        return [wire.picked_body(pick)]
+        return [envoy_messages.picked_body(pick)]
 
     async def _request_trailers(self, request: pb.ProcessingRequest) -> list[pb.ProcessingResponse]:
         self._check_request_goes_on("request_trailers")
         self._is_request_over = True
         if self._pick is None:
             answers = await self._pick_duplex(is_end=False)
-            return [*answers, wire.unchanged(request)]
-        return [wire.unchanged(request)]
+            return [*answers, envoy_messages.unchanged(request)]
+        return [envoy_messages.unchanged(request)]
 
     async def _pick_duplex(self, *, is_end: bool) -> list[pb.ProcessingResponse]:
         """Picks by the body held, and gives it back. `is_end`: no trailers follow."""
-        headers = wire.picked_headers(self._choose(await self._prompt()))
-        body = list(wire.streamed_request(bytes(self._body), is_end=is_end))
+        headers = envoy_messages.picked_headers(self._choose(await self._prompt()))
+        body = list(envoy_messages.streamed_request(bytes(self._body), is_end=is_end))
         self._drop_body()
         return [headers, *body]
 
-    async def _prompt(self) -> Prompt:
+    async def _prompt(self) -> PickedPrompt:
         return await self._reader.read(bytes(self._body)) if self._body else NO_PROMPT
 
-    def _choose(self, prompt: Prompt) -> Pick:
+    def _choose(self, prompt: PickedPrompt) -> Pick:
         self._pick = self._picker.pick(self._request_id, prompt, self._subset)
         return self._pick
 
@@ -175,9 +175,9 @@ class Exchange:
     def _response_headers(self, request: pb.ProcessingRequest) -> None:
         if self._pick is None:
             return
-        status = wire.headers_of(request.response_headers.headers).get(":status", "")
+        status = envoy_messages.headers_of(request.response_headers.headers).get(":status", "")
         is_failure = status.isdecimal() and int(status[:3]) in _FAILED
-        address = wire.served_by(request)
+        address = envoy_messages.served_by(request)
         if address:
             self._pick.served_by(address, is_failure=is_failure)
         elif is_failure:
@@ -192,8 +192,8 @@ class Exchange:
         if body.end_of_stream:
             self._end_response()
         if self._response_mode == _DUPLEX:
-            return list(wire.streamed_response(body.body, is_end=body.end_of_stream))
-        return [wire.unchanged(request)]
+            return list(envoy_messages.streamed_response(body.body, is_end=body.end_of_stream))
+        return [envoy_messages.unchanged(request)]
 
     def _end_response(self) -> None:
         if self._pick is not None:
