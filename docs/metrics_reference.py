@@ -10,8 +10,8 @@ from baton_decode_worker.service import DecodeService
 from baton_kvtransfer.exchange.metrics import exchange_metrics
 from baton_kvtransfer.transfer_service import ENCODER, KV
 from baton_picker.metrics import PickerMetrics
+from baton_router.apis.edge.body.unknown_fields import UnknownFields
 from baton_router.apis.edge.metrics import HttpMetrics
-from baton_router.apis.edge.unknown_fields import UnknownFields
 from baton_router.metrics import ImageMetrics, RateLimitMetrics, RouterMetrics
 from docs.tables import code, page, prose, table
 

@@ -2,7 +2,7 @@
 element, at 30 times the bytes of the smallest ones.
 
 Knows no format: the counters of protobuf (`baton.serving.grpc.message_bounds`) and of JSON
-(`baton_router.apis.edge.structure`) say what an element and a name are.
+(`baton_router.apis.edge.body.structure`) say what an element and a name are.
 """
 
 from collections.abc import Mapping

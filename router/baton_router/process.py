@@ -283,11 +283,11 @@ def _http_server(
 ) -> "HttpServer":
     from baton_router.apis.anthropic.messages import Messages
     from baton_router.apis.edge.allowed_hosts import allowed_hosts
-    from baton_router.apis.edge.bodies import Bodies
+    from baton_router.apis.edge.body.bodies import Bodies
+    from baton_router.apis.edge.body.structure import bounds_of
+    from baton_router.apis.edge.body.unknown_fields import UnknownFields
     from baton_router.apis.edge.metrics import HttpMetrics
     from baton_router.apis.edge.server import HttpServer
-    from baton_router.apis.edge.structure import bounds_of
-    from baton_router.apis.edge.unknown_fields import UnknownFields
     from baton_router.apis.openai.embeddings import PooledOutputs
     from baton_router.apis.openai.generations import Generations
     from baton_router.apis.page.timeline import timeline_for

@@ -13,7 +13,7 @@ from baton.client.client import Client
 from baton.sampling import SamplingParams
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc
-from baton_router.apis.edge.structure import MAX_PROMPTS
+from baton_router.apis.edge.body.structure import MAX_PROMPTS
 from tests.support.cluster.second_router import second_router
 from tests.support.engine.images import IMAGE_TOKEN, image
 from tests.support.router.images import encoded, save_checkpoint

@@ -34,14 +34,14 @@ from baton_router.apis.anthropic.errors import error_body
 from baton_router.apis.anthropic.messages import Messages
 from baton_router.apis.anthropic.schemas import Conversation, MessagesRequest
 from baton_router.apis.edge.allowed_hosts import AllowedHosts
-from baton_router.apis.edge.bodies import Bodies
+from baton_router.apis.edge.body.bodies import Bodies
+from baton_router.apis.edge.body.field_names import FieldNames, InTerms
+from baton_router.apis.edge.body.unknown_fields import IgnoredHeader
 from baton_router.apis.edge.caller import HttpCaller
 from baton_router.apis.edge.cors import cors
 from baton_router.apis.edge.endpoints import EVENTS, JSON, Endpoint, openapi, refusing
 from baton_router.apis.edge.errors import limit_headers
-from baton_router.apis.edge.field_names import FieldNames, InTerms
 from baton_router.apis.edge.middleware import Failures, disconnected
-from baton_router.apis.edge.unknown_fields import IgnoredHeader
 from baton_router.apis.openai.embeddings import PooledHttpCall, PooledOutputs
 from baton_router.apis.openai.field_names import (
     CHAT_COMPLETIONS,

@@ -6,7 +6,7 @@
 `Inference.Embed` and `Inference.Score`. The text of users never becomes a special token. Bodies and
 messages above 64 KiB share a budget of bytes and are parsed in threads
 (`baton/serving/grpc/large_requests.py`), once a count of their elements is within the bounds
-(`baton/serving/bounds.py`), in the bytes (`baton_router/apis/edge/structure.py`,
+(`baton/serving/bounds.py`), in the bytes (`baton_router/apis/edge/body/structure.py`,
 `baton/serving/grpc/message_bounds.py`).
 
 `images/` fetches, decodes and preprocesses images and clips. `detokenizer.py` makes text of tokens,

@@ -9,15 +9,15 @@ from msgspec import Struct
 
 from baton.errors import InvalidArgumentError
 from baton.serving.grpc.large_requests import LargeRequests
-from baton_router.apis.edge.bodies import BODY_SECONDS, read_body
-from baton_router.apis.edge.errors import BodyTooLargeError, MediaTypeError
-from baton_router.apis.edge.settings import BodyLimits
-from baton_router.apis.edge.structure import (
+from baton_router.apis.edge.body.bodies import BODY_SECONDS, read_body
+from baton_router.apis.edge.body.structure import (
     MAX_DEPTH,
     MAX_KEYS,
     Structure,
     bounds_of,
 )
+from baton_router.apis.edge.errors import BodyTooLargeError, MediaTypeError
+from baton_router.apis.edge.settings import BodyLimits
 from baton_router.apis.openai.schemas import ChatRequest, CompletionRequest
 from baton_router.text.request_bounds import RequestLimits
 from tests.support.router.bodies import parsed_body

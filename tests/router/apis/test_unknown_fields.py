@@ -6,8 +6,14 @@ from typing import Any
 import httpx
 import pytest
 
+from baton_router.apis.edge.body.unknown_fields import (
+    HEADER,
+    HINTS,
+    OTHER,
+    UnknownFields,
+    find_unknown,
+)
 from baton_router.apis.edge.metrics import HttpMetrics
-from baton_router.apis.edge.unknown_fields import HEADER, HINTS, OTHER, UnknownFields, find_unknown
 from baton_router.apis.openai.schemas import ChatRequest, CompletionRequest
 from tests.support.router.bodies import parsed_body
 from tests.support.router.front import front_of
@@ -72,7 +78,7 @@ async def test_refused_request_names_ignored_fields_too():
 
 
 async def test_front_guesses_misspelt_field_in_header_and_log(caplog):
-    with caplog.at_level(logging.WARNING, "baton_router.apis.edge.unknown_fields"):
+    with caplog.at_level(logging.WARNING, "baton_router.apis.edge.body.unknown_fields"):
         answer = await complete({"temperatur": 0})
     assert answer.headers[HEADER] == "temperatur (did you mean temperature?)"
     assert "temperatur (did you mean temperature?)" in caplog.text
@@ -80,7 +86,7 @@ async def test_front_guesses_misspelt_field_in_header_and_log(caplog):
 
 async def test_unknown_field_is_logged_once_a_minute_by_name(caplog):
     unknown = UnknownFields()
-    with caplog.at_level(logging.WARNING, "baton_router.apis.edge.unknown_fields"):
+    with caplog.at_level(logging.WARNING, "baton_router.apis.edge.body.unknown_fields"):
         for _ in range(3):
             for name in ("flavour", "colour"):
                 unknown.note({}, find_unknown({"prompt": "x", name: 1}, CompletionRequest))
@@ -89,7 +95,7 @@ async def test_unknown_field_is_logged_once_a_minute_by_name(caplog):
 
 async def test_log_of_unknown_fields_is_bounded(caplog):
     unknown = UnknownFields()
-    with caplog.at_level(logging.WARNING, "baton_router.apis.edge.unknown_fields"):
+    with caplog.at_level(logging.WARNING, "baton_router.apis.edge.body.unknown_fields"):
         for at in range(1000):
             unknown.note({}, find_unknown({f"field {at}": 1}, CompletionRequest))
     assert len(caplog.records) < 300

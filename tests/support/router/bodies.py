@@ -4,8 +4,8 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from baton_router.apis.edge.bodies import parse
-from baton_router.apis.edge.structure import Structure, bounds_of
+from baton_router.apis.edge.body.bodies import parse
+from baton_router.apis.edge.body.structure import Structure, bounds_of
 
 _Schema = TypeVar("_Schema", bound=Struct)
 

@@ -13,9 +13,9 @@ from baton.cluster.redis.client import connect
 from baton.serving.grpc.large_requests import LargeRequests
 from baton.serving.tenant import Tenants
 from baton_router.apis.anthropic.messages import Messages
-from baton_router.apis.edge.bodies import Bodies
-from baton_router.apis.edge.structure import bounds_of
-from baton_router.apis.edge.unknown_fields import UnknownFields
+from baton_router.apis.edge.body.bodies import Bodies
+from baton_router.apis.edge.body.structure import bounds_of
+from baton_router.apis.edge.body.unknown_fields import UnknownFields
 from baton_router.apis.openai.embeddings import PooledOutputs
 from baton_router.apis.openai.generations import Generations
 from baton_router.apis.page.timeline import timeline_for

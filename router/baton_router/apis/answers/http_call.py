@@ -19,8 +19,8 @@ from baton.serving.telemetry.tracing import is_tracing
 from baton.serving.tenant import Caller
 from baton_router.apis.answers.answer_writer import AnswerWriter, encoded
 from baton_router.apis.answers.sequence_reader import Reader, SequenceDelta
+from baton_router.apis.edge.body.field_names import InTerms
 from baton_router.apis.edge.errors import Failure, failure_of
-from baton_router.apis.edge.field_names import InTerms
 from baton_router.call.generate_call import GenerateCall
 from baton_router.lifecycle.events import ClientEvent
 from baton_router.lifecycle.inference import Inference

@@ -22,7 +22,7 @@ from baton_router.apis.anthropic.schemas import (
     ToolUse,
 )
 from baton_router.apis.anthropic.schemas import ToolChoice as OneTool
-from baton_router.apis.edge.field_names import FieldNames
+from baton_router.apis.edge.body.field_names import FieldNames
 from baton_router.apis.openai.conversation import joined_texts, with_options
 from baton_router.apis.openai.schemas import (
     ChatOptions,

@@ -1,8 +1,8 @@
 """Request schemas of Anthropic's Messages API, as far as it is supported.
 
 Unknown fields of a request, its messages and its tools are left to
-`baton_router.apis.edge.unknown_fields`; elsewhere they are refused by name, and so are known ones
-that would change the answer and cannot be honoured.
+`baton_router.apis.edge.body.unknown_fields`; elsewhere they are refused by name, and so are known
+ones that would change the answer and cannot be honoured.
 """
 
 from typing import Any, ClassVar, Literal

@@ -3,7 +3,7 @@
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from baton_router.apis.edge.unknown_fields import HEADER
+from baton_router.apis.edge.body.unknown_fields import HEADER
 from baton_router.routing.admission.rate_limit import KINDS
 
 _EXPOSED = (

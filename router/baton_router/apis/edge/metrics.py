@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from prometheus_client.core import Metric
 
 from baton.serving.telemetry.families import counter
-from baton_router.apis.edge.unknown_fields import UnknownFields
+from baton_router.apis.edge.body.unknown_fields import UnknownFields
 
 
 class HttpMetrics:

@@ -13,8 +13,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.serving.bounds import BoundsError
+from baton_router.apis.edge.body.structure import StructureError
 from baton_router.apis.edge.errors import BodyOverloadError, BodyTooLargeError, Failure, failure_of
-from baton_router.apis.edge.structure import StructureError
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from baton.errors import InvalidArgumentError
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller
 from baton_router.apis.answers.http_call import ERROR_GRACE_SECONDS, in_trace_of
-from baton_router.apis.edge.field_names import InTerms
+from baton_router.apis.edge.body.field_names import InTerms
 from baton_router.apis.openai.field_names import score_fields
 from baton_router.apis.openai.schemas import (
     BatonOptions,

@@ -1,6 +1,6 @@
 """Names of fields of OpenAI's API in errors."""
 
-from baton_router.apis.edge.field_names import FieldNames, Names
+from baton_router.apis.edge.body.field_names import FieldNames, Names
 from baton_router.apis.openai.schemas import ChatRequest, ScoreRequest
 from baton_router.apis.openai.structured_outputs import field_of_grammar
 

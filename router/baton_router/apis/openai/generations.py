@@ -14,7 +14,7 @@ from baton.serving.tenant import Caller
 from baton_router.apis.answers.answer_writer import AnswerStart, Extra, WriterOf
 from baton_router.apis.answers.http_call import HttpCall
 from baton_router.apis.answers.sequence_reader import EchoedPrompt, Reader
-from baton_router.apis.edge.structure import MAX_PROMPTS
+from baton_router.apis.edge.body.structure import MAX_PROMPTS
 from baton_router.apis.openai.choice_formats import ChatShape, CompletionShape
 from baton_router.apis.openai.choice_writer import ChoiceWriter
 from baton_router.apis.openai.conversation import conversation_of, parsing_of

@@ -1,8 +1,8 @@
 """Request schemas of OpenAI's API, as far as it is supported.
 
-Unknown fields of a request and of its messages are left to `baton_router.apis.edge.unknown_fields`;
-elsewhere they are rejected by name. Null equals an absent field. Bounds are not checked here but
-with every request's (`baton.sampling`).
+Unknown fields of a request and of its messages are left to
+`baton_router.apis.edge.body.unknown_fields`; elsewhere they are rejected by name. Null equals an
+absent field. Bounds are not checked here but with every request's (`baton.sampling`).
 """
 
 from typing import Annotated, Any, Literal
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from baton.errors import InvalidArgumentError
-from baton_router.apis.edge.bodies import check_ids
+from baton_router.apis.edge.body.bodies import check_ids
 
 JsonObject = dict[str, Any]
 

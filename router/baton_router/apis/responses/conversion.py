@@ -6,8 +6,8 @@ from typing import TypeGuard
 
 from baton.errors import InvalidArgumentError
 from baton_router.apis.answers.answer_writer import Json
-from baton_router.apis.edge.bodies import convert
-from baton_router.apis.edge.field_names import FieldNames
+from baton_router.apis.edge.body.bodies import convert
+from baton_router.apis.edge.body.field_names import FieldNames
 from baton_router.apis.openai.conversation import joined_texts, with_options
 from baton_router.apis.openai.schemas import (
     AllowedTools,

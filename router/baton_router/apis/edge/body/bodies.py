@@ -18,14 +18,14 @@ from starlette.requests import Request
 from baton.errors import InvalidArgumentError, OverloadedError
 from baton.serving.bounds import Bounds
 from baton.serving.grpc.large_requests import LARGE_BYTES, LargeRequests, Share
+from baton_router.apis.edge.body.structure import PIECE_BYTES, Structure
+from baton_router.apis.edge.body.unknown_fields import Unknown, UnknownFields, find_unknown
 from baton_router.apis.edge.errors import (
     BodyOverloadError,
     BodyTimeoutError,
     BodyTooLargeError,
     MediaTypeError,
 )
-from baton_router.apis.edge.structure import PIECE_BYTES, Structure
-from baton_router.apis.edge.unknown_fields import Unknown, UnknownFields, find_unknown
 
 # Timeout for a body to arrive, in seconds, whatever its size.
 BODY_SECONDS = 60.0
