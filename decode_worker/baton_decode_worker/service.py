@@ -9,8 +9,8 @@ from prometheus_client.core import Metric
 from baton.engine.client import EngineClient, SequenceStream
 from baton.engine.request import EngineRequest, KvSource
 from baton.errors import DataLossError, InvalidArgumentError
+from baton.rpc.attempt_id import request_id_of
 from baton.rpc.cancellation import run_until
-from baton.serving.attempt_id import request_id_of
 from baton.serving.grpc.coalescer import Coalescer
 from baton.serving.logs import name_request
 from baton.serving.telemetry.families import gauge

@@ -10,7 +10,7 @@ from opentelemetry.trace import SpanKind
 
 from baton.engine.encoder_outputs import EncodedOutput
 from baton.engine.metering.work_meter import WorkDone
-from baton.serving.attempt_id import request_id_of
+from baton.rpc.attempt_id import request_id_of
 from baton.serving.logs import name_request
 from baton.serving.telemetry.stages import stage
 from baton.v1 import encode_pb2 as pb

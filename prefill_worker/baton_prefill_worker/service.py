@@ -14,7 +14,7 @@ from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose
 from baton.engine.scheduler.plan import TokenLogprobs
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.models.pooling import why_not
-from baton.serving.attempt_id import request_id_of
+from baton.rpc.attempt_id import request_id_of
 from baton.serving.logs import name_request
 from baton.v1 import inference_pb2
 from baton.v1 import prefill_pb2 as pb

@@ -6,7 +6,7 @@ import sys
 import pytest
 from opentelemetry.trace import NonRecordingSpan, SpanContext, use_span
 
-from baton.serving.attempt_id import attempt_id, request_id_of
+from baton.rpc.attempt_id import attempt_id, request_id_of
 from baton.serving.logs import HumanFormatter, JsonFormatter, configure_logging, name_request
 
 

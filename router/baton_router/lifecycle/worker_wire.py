@@ -8,10 +8,10 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 
 from baton.errors import InternalError
+from baton.rpc.attempt_id import attempt_id
 from baton.rpc.encoder_inputs import encoder_input_to_message
 from baton.rpc.params import params_to_message
 from baton.sampling import SamplingParams
-from baton.serving.attempt_id import attempt_id
 from baton.serving.deadline import Deadline
 from baton.v1 import decode_pb2, encode_pb2, kv_sharing_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
