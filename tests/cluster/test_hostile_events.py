@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from redis.asyncio import Redis
+from redis.asyncio import ConnectionPool, Redis
 
 from baton.cluster.events.kv_events import EventBatch, KvEvents, encode_sequence
 from baton.cluster.events.publisher import EventPublisher
@@ -134,7 +134,9 @@ async def test_subscriber_recovers_from_forged_entry_ids(pair: Pair, entry_id: s
 
 async def test_subscriber_skips_entry_of_64_mib(pair: Pair) -> None:
     large = b"x" * (64 * 2**20)
-    await transact(pair.redis, ("XADD", stream_key("odd", EPOCH), "1-0", "stored", large))
+    options = pair.redis.connection_pool.connection_kwargs | {"socket_timeout": 60.0}
+    async with Redis.from_pool(ConnectionPool(**options)) as patient:
+        await patient.xadd(stream_key("odd", EPOCH), {"stored": large}, id="1-0")
     await pair.until_next_block_arrives(within=20.0)
     await pair.until_next_block_arrives(within=5.0)
 

@@ -139,7 +139,7 @@ def _cached_blocks(engine, prompt):
     """Returns what the cache group that sees furthest back holds of a prompt's full blocks."""
     namespace = engine.facts.info.namespace
     hashes = hash_chain(namespace.root(), prompt, namespace.block_size)
-    block_ids = engine._scheduler._kv.groups[0].pool.lookup_chain(hashes)
+    block_ids = engine.scheduler._kv.groups[0].pool.lookup_chain(hashes)
     return [bytes(engine.cache.pools[0].read_block(block_id)) for block_id in block_ids]
 
 

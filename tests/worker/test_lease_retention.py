@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
+from baton.engine.metering.step_times import TimeSpent
 from baton.errors import CancelledError, UnavailableError
 from baton.rpc.errors import error_of
 from baton.sampling import SamplingParams
@@ -92,15 +93,23 @@ async def test_claim_during_a_reclaim_gets_the_lease_or_waits(num_turns):
         else:
             claims.append(loop.create_task(claim()))
 
-    def stats() -> SimpleNamespace:
-        engine.num_looks += 1
-        if engine.num_looks == 2:
-            after(num_turns)
-        return SimpleNamespace(num_running=0, num_awaiting_kv=0, num_waiting=1)
+    class Stuck:
+        """An engine that stands still; the second look at it finds the deadlock."""
 
-    engine = SimpleNamespace(
-        num_looks=0, num_steps=5, stats=stats, close_stream=lambda _request_id: None
-    )
+        num_looks = 0
+
+        @property
+        def reading(self) -> SimpleNamespace:
+            self.num_looks += 1
+            if self.num_looks == 2:
+                after(num_turns)
+            stats = SimpleNamespace(num_running=0, num_awaiting_kv=0, num_waiting=1)
+            return SimpleNamespace(stats=stats, time_spent=TimeSpent(5))
+
+        def close_stream(self, _request_id: str) -> None:
+            pass
+
+    engine = Stuck()
     stream = SimpleNamespace(failure=asyncio.Event().wait)
     request = SimpleNamespace(request_id="r", params=SamplingParams())
     with (

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from baton.engine.metering.step_times import TimeSpent
 from baton.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
 from baton.sampling import SamplingParams
 from baton.serving.grpc.server import Server
@@ -323,7 +324,8 @@ async def test_claim_during_a_prefix_reclaim_gets_its_blocks(num_looks):
     """The claim comes while the last wait before a look for a deadlock times out."""
     table, own, waits = LeaseTable(60.0), Claim(b"m" * 16, "d0"), []
     stats = SimpleNamespace(num_running=0, num_awaiting_kv=0, num_waiting=1)
-    engine = SimpleNamespace(num_steps=5, stats=lambda: stats)
+    reading = SimpleNamespace(stats=stats, time_spent=TimeSpent(5))
+    engine = SimpleNamespace(reading=reading)
 
     class LateClaim:
         """The lease, which is claimed as the wait for it ends."""
@@ -350,7 +352,8 @@ async def test_claim_during_a_prefix_reclaim_gets_its_blocks(num_looks):
 async def test_prefix_lease_is_kept_while_a_sequence_awaits_its_kv():
     table, own = LeaseTable(60.0), Claim(b"m" * 16, "d0")
     stats = SimpleNamespace(num_running=0, num_awaiting_kv=1, num_waiting=1)
-    engine = SimpleNamespace(num_steps=5, stats=lambda: stats)
+    reading = SimpleNamespace(stats=stats, time_spent=TimeSpent(5))
+    engine = SimpleNamespace(reading=reading)
     with table.open(own, BlockRange(4, 4)) as lease:
         lease.advance(((1,),), 1)
         lease.complete(None, lambda: None)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from baton.engine.client import EngineClient
+from baton.engine.scheduler.scheduler_stats import SchedulerStats
 from baton_kvtransfer.lease.lease import Lease
 
 # Seconds between two checks for a deadlock, which counts if two in succession find it.
@@ -24,8 +25,9 @@ async def claimed_or_deadlocked(
             async with asyncio.timeout(POLL_INTERVAL):
                 await lease.claimed()
         except TimeoutError:
-            is_deadlocked = _is_stuck(engine) and is_wanted()
-            num_steps = engine.reading.time_spent.num_steps
+            reading = engine.reading
+            is_deadlocked = _is_stuck(reading.stats) and is_wanted()
+            num_steps = reading.time_spent.num_steps
             # A claim may have come in the turns of the event loop that the timeout took.
             if is_deadlocked and deadlocked_at == num_steps and not lease.is_claimed:
                 return True
@@ -33,7 +35,6 @@ async def claimed_or_deadlocked(
     return False
 
 
-def _is_stuck(engine: EngineClient) -> bool:
+def _is_stuck(stats: SchedulerStats) -> bool:
     """Returns whether sequences wait for blocks and none runs or awaits its KV."""
-    stats = engine.reading.stats
     return stats.num_waiting > 0 and stats.num_running + stats.num_awaiting_kv == 0

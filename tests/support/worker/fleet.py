@@ -16,6 +16,8 @@ from baton.client.progress import Progress
 from baton.client.router_messages import generate_request, resumed_request
 from baton.client.types import TokenLogprobs
 from baton.cluster.prefix import PrefixNamespace
+from baton.engine.core.engine_core import OnPlanned
+from baton.engine.outputs import StepOutput
 from baton.models.encoder_input import EncoderInput
 from baton.rpc.worker_role import Role
 from baton.sampling import SamplingParams
@@ -93,18 +95,18 @@ class FleetMember:
     @contextmanager
     def slowed(self, seconds: float = 0.04) -> Iterator[None]:
         """Makes its engine rest before each step, so that the event loop keeps up with it."""
-        engine = self._worker.model.engine.handle.core  # type: ignore[attr-defined]
-        planned = engine.on_planned
+        core = self._worker.model.engine.handle.core  # type: ignore[attr-defined]
+        step = core.step
 
-        def rest() -> None:
-            planned()
+        def rested(on_planned: OnPlanned) -> StepOutput:
             time.sleep(seconds)
+            return step(on_planned)
 
-        engine.on_planned = rest
+        core.step = rested
         try:
             yield
         finally:
-            engine.on_planned = planned
+            core.step = step
 
     async def kill(self) -> None:
         """Ends all its calls and closes its port at once, as the death of a process does."""

@@ -14,7 +14,7 @@ class LoadedModel(ModelHost):
     """Host of a model that has no encoder; of its engine, tests see this alone."""
 
     info = SimpleNamespace(name="m", architecture="llama")
-    engine: Any = SimpleNamespace(encoder_pool=None, info=info)
+    engine: Any = SimpleNamespace(encoder_pool=None, facts=SimpleNamespace(info=info))
 
 
 def membership_of(role: Role, **settings: Any) -> Membership:
