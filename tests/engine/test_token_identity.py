@@ -272,6 +272,23 @@ def test_late_suspend_does_not_stop_the_next_request_of_that_id(checkpoints):
     assert_idle(engine)
 
 
+def test_suspended_decode_is_told_once_with_its_blocks(checkpoints, oracle):
+    engine, prompt = load(checkpoints["llama"]), random_prompt(9)
+    engine.core.add(request("a", prompt, GREEDY))
+    updates = [u for _ in range(3) for u in engine.core.step().updates]
+    engine.core.scheduler.suspend("a")
+    updates += drain(engine)["a"]
+    *before, last = updates
+    assert [u.finish_reason for u in before] == [None] * len(before)
+    assert not any(u.block_ids for u in before)
+    assert (last.finish_reason, last.position) == (FinishReason.SUSPENDED, before[-1].position)
+    assert last.block_ids
+    expected = oracle(checkpoints["llama"], prompt, NUM_TOKENS)
+    assert tuple(u.token_id for u in before) == tuple(expected[: len(before)])
+    engine.core.scheduler.release("a")
+    assert_idle(engine)
+
+
 @pytest.mark.timeout(30)
 def test_generate_finishes_while_other_requests_lack_blocks(checkpoints, oracle):
     path, prompt = checkpoints["llama"], random_prompt(40)

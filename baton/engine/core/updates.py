@@ -14,6 +14,8 @@ from baton.engine.scheduler.progress import (
 def updates_of(progress: StepProgress, result: StepResult) -> list[SequenceUpdate]:
     """Returns an update per token, or one without a token for a sequence that chose none yet."""
     updates = _decoded(progress.decoded)
+    for i, reason in progress.decoded.reasons.items():
+        updates[i].finish_reason = reason
     for i, failure in progress.decoded.failures.items():
         updates[i].failure = failure
     if result.logprobs is not None:
@@ -31,7 +33,7 @@ def _decoded(decoded: DecodeProgress) -> list[SequenceUpdate]:
             token_id,
             num_tokens - sequence.request.spec.num_prompt_tokens - 1,
             None,
-            sequence.finish_reason,
+            None,
             num_tokens - 1,
             sequence.num_cached_tokens or 0,
         )

@@ -1,7 +1,7 @@
 """Progress of sequences in one step. Plain data."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,11 @@ class DecodeProgress:
     """Progress of the plain decodes of a step: one token each.
 
     Attributes:
-        sequences: in the order of the arrays; finished ones have a `finish_reason`.
+        sequences: in the order of the arrays.
         rows: `[num_decodes]`, rows of the step's result.
         token_ids: `[num_decodes]`.
         num_tokens: `[num_decodes]`, tokens of each sequence, its new token included.
+        reasons: of the sequences that finished with their token, by index of the arrays.
         failures: by index of the arrays, reasons why sequences `FAILED`.
     """
 
@@ -28,7 +29,8 @@ class DecodeProgress:
     rows: Int64Array
     token_ids: npt.NDArray[np.int64]
     num_tokens: Int64Array
-    failures: Mapping[int, str] = field(default_factory=dict)
+    reasons: Mapping[int, FinishReason]
+    failures: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,24 +52,32 @@ class OutputProcessor:
         sequences: list[Sequence] = [owners[s] for s in batch_slots.tolist()]
         for i in (ends % self._block_size == 0).nonzero()[0].tolist():
             self._kv.prefixes.commit(sequences[i])
-        failures = self._end_by_grammar(sequences, rows, result)
+        reasons: dict[int, FinishReason] = {}
+        failures = self._end_by_grammar(sequences, rows, result, reasons)
         may_end = self._may_end[tokens] | (lengths >= columns.length_limit[batch_slots])
         for i in may_end.nonzero()[0].tolist():
             sequence = sequences[i]
             reason = sequence.request.reason_to_end(int(tokens[i]), int(lengths[i]))
             if reason is not None and sequence.status is SequenceStatus.RUNNING:
                 self._states.finish(sequence, reason)
-        return DecodeProgress(sequences, rows, tokens, lengths, failures)
+                reasons[i] = reason
+        return DecodeProgress(sequences, rows, tokens, lengths, reasons, failures)
 
     def _end_by_grammar(
-        self, sequences: list[Sequence], rows: Int64Array, result: StepResult
+        self,
+        sequences: list[Sequence],
+        rows: Int64Array,
+        result: StepResult,
+        reasons: dict[int, FinishReason],
     ) -> dict[int, str]:
-        """Ends the sequences whose rows of the result do; returns failures by index."""
+        """Ends the sequences whose rows of the result do, and adds their `reasons` by index;
+        returns failures by index."""
         failures: dict[int, str] = {}
         for i, row in enumerate(rows.tolist()) if result.endings else ():
             if row in result.endings:
                 failure = result.endings[row]
-                self._states.finish(sequences[i], _reason_of_ending(failure))
+                reasons[i] = _reason_of_ending(failure)
+                self._states.finish(sequences[i], reasons[i])
                 if failure is not None:
                     failures[i] = failure
         return failures
