@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from baton.engine.config import EngineConfig
+from baton.engine.core.assembly import LoadProgress, OnLoadedBytes
 from baton.engine.core.engine_core import EngineCore
 from baton.engine.core.request_check import why_no_images
 from baton.engine.outputs import SequenceUpdate
@@ -89,13 +90,19 @@ class LLM:
 
     @classmethod
     def from_pretrained(
-        cls, path: str | os.PathLike[str], config: EngineConfig | None = None
+        cls,
+        path: str | os.PathLike[str],
+        config: EngineConfig | None = None,
+        *,
+        on_progress: LoadProgress = lambda _phase, _fraction: None,
+        on_loaded_bytes: OnLoadedBytes = lambda _loaded, _all: None,
     ) -> "LLM":
-        """Loads a checkpoint: a folder with safetensors, or an id on the Hugging Face hub.
-
-        Raises `UnsupportedModelError` or `InvalidArgumentError` with the reason.
-        """
-        return cls(EngineCore.from_pretrained(path, config))
+        """Loads a checkpoint; arguments and errors as of `EngineCore.from_pretrained`."""
+        return cls(
+            EngineCore.from_pretrained(
+                path, config, on_progress=on_progress, on_loaded_bytes=on_loaded_bytes
+            )
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -1,5 +1,6 @@
 """Tool calls and reasoning of chat completions, as OpenAI's client sees them."""
 
+import asyncio
 from typing import Any
 
 import openai
@@ -9,7 +10,7 @@ from baton.errors import InvalidArgumentError
 from baton.v1 import inference_pb2 as pb
 from baton_router.text.model_card import ModelCard
 from tests.support.router.front import front_of, openai_client_of
-from tests.support.router.scripted import Worker
+from tests.support.router.scripted import Cue, Worker
 from tests.support.router.written import (
     NOW,
     OSLO,
@@ -94,9 +95,23 @@ async def test_streamed_chat_deltas_add_up_to_whole_answer(model, text, size):
     expected = without_ids(whole(await ask(model, text)))
     chunks = await ask(model, text, size, stream=True)
     assert without_ids(joined(chunks)) == expected
-    if size == 1 and expected["reasoning"]:
-        pieces = [c for c in chunks if getattr(c.choices[0].delta, "reasoning_content", None)]
-        assert len(pieces) > 3
+
+
+async def test_stream_has_reasoning_while_model_is_still_thinking(model):
+    """The model thinks on only once a part of its thought is written to the client."""
+    cue = Cue()
+    prefill, decode = writing(f"{THOUGHT}It rains.", 1, model=model)
+    decode.script.insert(len(ids_of("<think>\nThe user asks for", model)), cue)
+
+    def note(part: bytes) -> None:
+        if b"user" in part:
+            cue.event.set()
+
+    body = {"messages": USER, "max_tokens": 200, "stream": True}
+    async with asyncio.timeout(30), front_of(prefill, decode, model=model, on_body=note) as front:
+        answer = await openai_client_of(front).chat.completions.create(model=model.name, **body)
+        message = joined([chunk async for chunk in answer])
+    assert message["reasoning"] == "The user asks for Oslo: é 漢."
 
 
 async def test_chat_splits_reasoning_from_content(model):

@@ -1,10 +1,11 @@
 """The HTTP front of a router in this process: requests reach scripted workers, and no socket is
 opened between client and router."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import httpx
 import openai
@@ -190,14 +191,25 @@ async def front_of(
     unknown: UnknownFields | None = None,
     origins: str | None = None,
     images: ImageReader | None = None,
+    on_body: Callable[[bytes], None] = lambda _part: None,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a front over these workers, which serve the shipped model or another one."""
+    """A client of a front over these workers, which serve the shipped model or another one.
+    `on_body` is called with each part of an answer as it is written; httpx waits for the last."""
     async with fleet_of(*workers) as fleet:
         quotas = Quotas(default=limits)
         routes = routes_to(
             fleet, model or card(), quotas, max_waiting, responses_ttl, unknown, origins, images
         )
-        transport = httpx.ASGITransport(routes.app())
+        app = routes.app()
+
+        async def noted(scope: Any, receive: Any, send: Any) -> None:
+            async def send_on(message: Any) -> None:
+                on_body(message.get("body", b""))
+                await send(message)
+
+            await app(scope, receive, send_on)
+
+        transport = httpx.ASGITransport(noted)
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
             yield client
 
