@@ -97,7 +97,7 @@ def test_request_runs_over_two_processes_beside_another(folder, load, settings, 
     changes = {"prefix_caching": False, "kernels": "torch" if is_cpu else "triton"}
     far = {"max_num_batched_tokens": BLOCK_SIZE, "shared_pools": is_cpu}
     expected = load(path, kernels="torch", device="cpu").generate(PROMPTS, PARAMS)
-    engine = EngineClient(EngineThread(load(path, **changes)))
+    engine = EngineClient(EngineThread(load(path, **changes).core))
 
     async def run() -> list[tuple[int, ...]]:
         engine.start()
