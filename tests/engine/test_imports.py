@@ -39,3 +39,9 @@ def test_engine_runs_without_packages_of_servers_images_and_gpus(checkpoints):
         check=False,
     )
     assert (done.stdout.strip(), done.returncode) == ("4 [] None", 0), done.stderr
+
+
+def test_engine_is_the_former_name_of_llm():
+    from baton.engine import LLM, Engine
+
+    assert Engine is LLM
