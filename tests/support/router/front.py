@@ -191,7 +191,7 @@ async def front_of(
     unknown: UnknownFields | None = None,
     origins: str | None = None,
     images: ImageReader | None = None,
-    on_body: Callable[[bytes], None] = lambda _part: None,
+    on_body: Callable[[bytes], None] | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a front over these workers, which serve the shipped model or another one.
     `on_body` is called with each part of an answer as it is written; httpx waits for the last."""
@@ -201,17 +201,20 @@ async def front_of(
             fleet, model or card(), quotas, max_waiting, responses_ttl, unknown, origins, images
         )
         app = routes.app()
-
-        async def noted(scope: Any, receive: Any, send: Any) -> None:
-            async def send_on(message: Any) -> None:
-                on_body(message.get("body", b""))
-                await send(message)
-
-            await app(scope, receive, send_on)
-
-        transport = httpx.ASGITransport(noted)
+        transport = httpx.ASGITransport(app if on_body is None else _noted(app, on_body))
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
             yield client
+
+
+def _noted(app: Any, on_body: Callable[[bytes], None]) -> Any:
+    async def noted(scope: Any, receive: Any, send: Any) -> None:
+        async def send_on(message: Any) -> None:
+            on_body(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_on)
+
+    return noted
 
 
 def openai_client_of(front: httpx.AsyncClient) -> openai.AsyncOpenAI:
