@@ -399,6 +399,7 @@ def _from_file(
 def _sentence(details: ErrorDetails, flags: _Values, environment: _Values) -> str:
     """Returns an error that names its source: flag, environment variable or key of the file."""
     problem = details["msg"].removeprefix("Value error, ").replace("Input should", "must", 1)
+    problem = problem.removeprefix(f"is {details['input']!r}; ")  # said below
     if not details["loc"]:  # an error of several fields, which names them itself
         return problem
     field = str(details["loc"][0])

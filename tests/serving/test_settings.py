@@ -7,6 +7,7 @@ from pydantic import Field, ValidationError
 
 from baton.rpc.tls import Tls
 from baton.serving.settings import ServingSettings, load
+from baton.worker.settings import WorkerSettings
 
 
 class RoleSettings(ServingSettings):
@@ -135,6 +136,11 @@ def test_invalid_variable_error_names_variable(capsys, monkeypatch):
 def test_invalid_file_key_error_names_key(capsys, config):
     sentence = refused(capsys, ["--config", config("log_format: xml")])
     assert "log_format in the file is 'xml'; must be 'human' or 'json'" in sentence
+
+
+def test_invalid_value_error_says_the_value_once(capsys):
+    sentence = refused(capsys, ["--kv-connector=nope"], WorkerSettings)
+    assert "--kv-connector is 'nope'; must be one of auto, grpc, " in sentence
 
 
 def test_unknown_flag_error_suggests_closest_flag(capsys):
