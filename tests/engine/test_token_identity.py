@@ -272,7 +272,7 @@ def test_late_suspend_does_not_stop_the_next_request_of_that_id(checkpoints):
     assert_idle(engine)
 
 
-def test_suspended_decode_is_told_once_with_its_blocks(checkpoints, oracle):
+def test_suspended_decode_has_one_last_update_with_its_blocks(checkpoints, oracle):
     engine, prompt = load(checkpoints["llama"]), random_prompt(9)
     engine.core.add(request("a", prompt, GREEDY))
     updates = [u for _ in range(3) for u in engine.core.step().updates]

@@ -5,6 +5,7 @@ A new operation of the engine is a command here, a method of `EngineClient` that
 scheduler's answer.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from baton.engine.core.engine_core import EngineCore
 
 
-class Command:
+class Command(ABC):
     """Command to an engine core."""
 
     __slots__ = ()
@@ -26,9 +27,9 @@ class Command:
     runs_beside_steps: ClassVar[bool] = False
     """It runs at once, in a thread of its own, and not between two steps."""
 
+    @abstractmethod
     def run(self, core: "EngineCore") -> QueryAnswer:
         """Does what it says, in the engine's thread unless `runs_beside_steps`."""
-        raise NotImplementedError
 
     def refusal(self, error: BatonError) -> Refused | QueryFailed | None:  # noqa: ARG002
         """Returns the report of an error of `run`. None: an error is a defect, and ends the

@@ -105,8 +105,10 @@ class EngineCore:
         stream = stream or stream_of(device)
         self._clock = StepClock(is_on_gpu=device.type == "cuda")
         batch_slots = self.scheduler.batch_slots
-        head: Head = TokenHead(sampler, info.vocab_size, batch_slots, stream)
-        if loaded.pooler is not None:
+        head: Head
+        if loaded.pooler is None:
+            head = TokenHead(sampler, info.vocab_size, batch_slots, stream)
+        else:
             head = PoolingHead(loaded.pooler, stream)
         self.runner = ModelRunner(
             loaded.model,
@@ -236,8 +238,8 @@ class EngineCore:
         return wants and can and self.config.max_drafts > 0
 
     def encode(self, number: int, job: EncodeJob, *, only_cached: bool = False) -> None:
-        """Holds the output of an input until `release_output`, and computes it unless it is cached.
-        The answer, a `HeldOutput`, comes from the step after which the output is there.
+        """Holds the output of an input until `EncodeJobs.release`, and computes it unless it is
+        cached. The answer, a `HeldOutput`, comes from the step after which the output is there.
 
         Args:
             number: names the output; new.
@@ -254,9 +256,9 @@ class EngineCore:
         jobs.encode(number, job)
 
     def expect_output(self, number: int, job: EncodeJob) -> None:
-        """Expects an output of another worker, until `commit_output` or `release_output`: meanwhile
-        no input of this content is computed here. The answer, a `HeldOutput`, has the blocks to
-        fill; none if the output is cached, and then nothing is expected any more.
+        """Expects an output of another worker, until `EncodeJobs.commit` or `release`: meanwhile no
+        input of this content is computed here. The answer, a `HeldOutput`, has the blocks to fill;
+        none if the output is cached, and then nothing is expected any more.
 
         Raises as `encode` for an input that could not be computed here.
         """
@@ -373,8 +375,8 @@ class EngineCore:
             self.scheduler.set_drafts(sequence, drafts)
 
     def reading(self) -> EngineReading:
-        """Returns the counts and meters. Call in the engine's thread, not while `step` changes
-        them: before `on_planned`, or between two steps."""
+        """Returns the counts and meters. Call in the engine's thread, between two steps or in
+        `on_planned`: elsewhere a step may be changing them."""
         stats = self.scheduler.stats()
         if not stats.is_idle:
             self._idle_since = None

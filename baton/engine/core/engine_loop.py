@@ -114,9 +114,12 @@ class EngineLoop:
         try:
             answer = command.run(self._core)
         except Exception as error:
-            refusal = command.refusal(_as_baton_error(error, command))
+            problem = _as_baton_error(error, command)
+            refusal = command.refusal(problem)
             if refusal is None:
                 raise
+            if problem is not error:
+                logger.exception("%s failed in the engine", type(command).__name__)
             self._report(refusal)
         else:
             if isinstance(command, Query):
@@ -132,9 +135,7 @@ class EngineLoop:
 
 
 def _as_baton_error(error: Exception, command: Command) -> BatonError:
-    """Returns the error for a caller; logs one that is our own."""
+    """Returns the error for a caller."""
     if isinstance(error, BatonError):
         return error
-    what = f"{type(command).__name__} failed in the engine"
-    logger.error("%s", what, exc_info=error)
-    return InternalError(f"{what}: {error}")
+    return InternalError(f"{type(command).__name__} failed in the engine: {error}")

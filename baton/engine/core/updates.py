@@ -21,7 +21,7 @@ def updates_of(progress: StepProgress, result: StepResult) -> list[SequenceUpdat
     if result.logprobs is not None:
         _add_logprobs(updates, progress.decoded, result)
     for item in progress.others:
-        updates += updates_of_one(item, result)
+        updates += _of_one(item, result)
     return updates
 
 
@@ -57,7 +57,7 @@ def _add_logprobs(
             update.logprobs = _logprobs(result, row, params.top_logprobs)
 
 
-def updates_of_one(item: SequenceProgress, result: StepResult) -> Iterator[SequenceUpdate]:
+def _of_one(item: SequenceProgress, result: StepResult) -> Iterator[SequenceUpdate]:
     """Yields the updates of one sequence that was not a plain decode."""
     last = len(item.token_ids) - 1
     for i, token_id in enumerate(item.token_ids or (None,)):

@@ -1,4 +1,4 @@
-"""Model runner: moves blocks, builds the flat batch, runs the model, samples. Decides nothing."""
+"""Model runner: moves blocks, builds the flat batch, runs model and head. Decides nothing."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf

@@ -224,9 +224,8 @@ class SimulatedEngine:
             for job in jobs:
                 job.last_token_at = float(ends[-1])
                 job.num_gaps += len(ends)
-            for job, sequence in zip(jobs, progress.decoded.sequences, strict=True):
-                if sequence.finish_reason is not None:
-                    self._watcher.on_finished(job)
+            for i in sorted(progress.decoded.reasons):
+                self._watcher.on_finished(jobs[i])
         for other in progress.others:
             job = self.job(other.request.request_id)
             if job.prefilled_at is None:

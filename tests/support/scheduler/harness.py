@@ -431,11 +431,12 @@ class Harness:
 
     def _note_decodes(self, decoded: DecodeProgress, result: StepResult) -> None:
         assert result.token_ids[decoded.rows].tolist() == decoded.token_ids.tolist()
-        for sequence, token, num_tokens in zip(
-            decoded.sequences, decoded.token_ids.tolist(), decoded.num_tokens.tolist(), strict=True
-        ):
-            position = num_tokens - 1 - sequence.request.spec.num_prompt_tokens
-            self._note(sequence.request, sequence.index, (token,), position, sequence.finish_reason)
+        tokens, lengths = decoded.token_ids.tolist(), decoded.num_tokens.tolist()
+        for i, (sequence, token) in enumerate(zip(decoded.sequences, tokens, strict=True)):
+            position = lengths[i] - 1 - sequence.request.spec.num_prompt_tokens
+            reason = decoded.reasons.get(i)
+            assert reason is sequence.finish_reason
+            self._note(sequence.request, sequence.index, (token,), position, reason)
 
     def _note_item(self, item: SequenceProgress) -> None:
         if item.finish_reason is FinishReason.RETURNED:
