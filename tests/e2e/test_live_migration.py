@@ -106,8 +106,24 @@ async def test_drain_migrates_many_requests_without_recomputation(client, pair):
     await until_nothing_is_held(pair)
 
 
+async def compile_everywhere(client: AsyncClient, cluster: LocalCluster) -> None:
+    """Has each decode worker compile the grammar. The first one starts a process, which on a busy
+    machine takes longer than these workers drain."""
+    served: set[str] = set()
+    for _ in range(10):
+        both = [client.generate(CODE, THREE_WAYS["grammar"]) for _ in range(2)]
+        served |= {
+            name_of(cluster, (await each.wait_accepted()).placement.decode_worker) for each in both
+        }
+        await asyncio.gather(*map(answer_of, both))
+        if served == {"decode-0", "decode-1"}:
+            return
+    raise AssertionError(f"all requests were placed on {served}")
+
+
 async def test_drain_migrates_requests_of_every_kind(client, pair):
     """All ten are in tests/worker/test_sampling_modes.py."""
+    await compile_everywhere(client, pair)
     undisturbed = {n: await answer_of(client.generate(CODE, p)) for n, p in THREE_WAYS.items()}
     # The slowest to begin comes first, so that none has ended once all have begun.
     slow_first = reversed(THREE_WAYS.items())
