@@ -6,6 +6,7 @@ import json
 import re
 import types
 from enum import Enum
+from itertools import chain
 from typing import Any, get_args, get_origin
 
 from baton import errors as error_types
@@ -95,6 +96,7 @@ def _own(of: type[ServingSettings]) -> list[str]:
 
 def _settings(of: type[ServingSettings], names: list[str]) -> str:
     schemas, prefix = of.model_json_schema()["properties"], of.model_config["env_prefix"]
+    in_groups = set(chain.from_iterable(group.names for group in of.GROUPS.values()))
     rows = [
         (
             code(name),
@@ -103,7 +105,7 @@ def _settings(of: type[ServingSettings], names: list[str]) -> str:
             code(f"{prefix}{name}".upper()),
             prose(schemas[name]["description"]),
         )
-        for name in names
+        for name in sorted(names, key=in_groups.__contains__)
     ]
     return table(("setting", "type", "default", "environment", "meaning"), rows)
 

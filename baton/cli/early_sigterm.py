@@ -1,7 +1,7 @@
 """SIGTERM handler for a process that has not begun to serve. Standard library only.
 
 The kernel has no default action for process 1 of a container, so that SIGTERM would be lost until
-a server has its own handler, which drains (`baton.serving.grpc.server`).
+a server has its own handler, which drains (`baton.serving.server`).
 """
 
 import itertools

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from baton.engine.plugins import drafter_named, policy_named
 from baton.errors import InvalidArgumentError
-from baton.setting import setting
+from baton.settings import setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import grpc
 
 from baton.errors import FailedPreconditionError
 from baton.rpc.watched_files import INTERVAL_SECONDS, WatchedFiles
+from baton.settings import setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,26 @@ class Tls:
         """Returns the options of a channel with `Pem.channel_credentials`."""
         name = self.server_name
         return [] if name is None else [("grpc.ssl_target_name_override", name)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """Settings of a process's TLS: all three files, or none."""
+
+    cert: str | None = setting(
+        None,
+        "PEM file of this process's certificate chain, for connections in both directions. Unset: "
+        "no TLS.",
+    )
+    key: str | None = setting(None, "PEM file of the private key of --tls-cert.")
+    ca: str | None = setting(
+        None, "PEM file of the trusted certificate authorities, for clients and servers."
+    )
+
+    @property
+    def tls(self) -> Tls | None:
+        """TLS with these files; None unless there are all three."""
+        return Tls(self.ca, self.cert, self.key) if self.ca and self.cert and self.key else None
 
 
 @dataclass(frozen=True, slots=True)

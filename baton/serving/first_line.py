@@ -1,7 +1,7 @@
 """First log line of a process, before the imports that take seconds.
 
 Looks at the two settings of logs alone; what is wrong with them, or with others, is reported when
-all settings are read (`baton.serving.settings`).
+all settings are read (`baton.settings.loading`).
 """
 
 import logging

@@ -8,8 +8,9 @@ from typing import TypeVar
 
 from baton.errors import BatonError
 from baton.serving.logs import configure_logging
-from baton.serving.settings import ServingSettings, load
+from baton.serving.settings import ServingSettings
 from baton.serving.telemetry.tracing import tracing
+from baton.settings.loading import load
 
 _Settings = TypeVar("_Settings", bound=ServingSettings)
 

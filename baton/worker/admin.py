@@ -88,7 +88,7 @@ class WorkerAdmin(pb_grpc.AdminServicer):
                 device=_name_of(engine.device),
             )
         return build_info.info(
-            has_redis=bool(self._worker.settings.redis_url),
+            has_redis=self._worker.settings.redis.url is not None,
             redis_answers=self._membership.redis_answers,
             worker=facts,
         )

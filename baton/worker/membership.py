@@ -11,10 +11,7 @@ from dataclasses import replace
 
 from baton.cluster.events.kv_events import KvEvents
 from baton.cluster.events.publisher import EventPublisher
-from baton.cluster.redis.address import with_password
-from baton.cluster.redis.client import connect
 from baton.cluster.redis.round_trips import RoundTrips
-from baton.cluster.redis.signing import signing_keys
 from baton.cluster.registry.registry import Registration, WorkerRecord, new_epoch
 from baton.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from baton.rpc.worker_role import Role
@@ -54,9 +51,7 @@ class Membership:
         self._is_paused = False
         self._settings = settings
         self._server = server
-        keys, url = signing_keys(settings.redis_signing_key_file), settings.redis_url
-        address = with_password(url, settings.redis_password) if url else None
-        self._redis = connect(address, self.round_trips, keys) if address else None
+        self._redis = settings.redis.connect(self.round_trips)
         self._publisher: EventPublisher | None = None
         self._registration: Registration | None = None
 

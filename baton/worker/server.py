@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from baton.serving.bounds import Bounds
 from baton.serving.grpc.large_messages import LargeMessages
 from baton.serving.grpc.large_requests import LargeRequests
-from baton.serving.grpc.server import Server
+from baton.serving.server import Server
 from baton.serving.telemetry.exposition import Exposition
 from baton.serving.telemetry.serving import serve_metrics
 from baton.worker.settings import WorkerSettings
@@ -35,8 +35,8 @@ class WorkerServer:
         bounds = Bounds(max_elements=_MAX_ELEMENTS, max_bytes=settings.max_encoder_input_bytes)
         self.main = Server(
             settings,
-            large=LargeMessages(self._large_requests, bounds, settings.max_message_bytes),
-            max_message_bytes=settings.max_message_bytes + settings.max_encoder_input_bytes,
+            large=LargeMessages(self._large_requests, bounds, settings.server.max_message_bytes),
+            max_message_bytes=settings.server.max_message_bytes + settings.max_encoder_input_bytes,
         )
         self.kv = self.main
         if settings.kv_port is not None:

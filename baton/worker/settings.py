@@ -13,7 +13,8 @@ from baton.models import DEFAULT_MODEL, named
 from baton.plugins import check_plugin
 from baton.serving.grpc.channels import MAX_ENCODER_INPUT_BYTES
 from baton.serving.listening import is_loopback
-from baton.serving.settings import Group, ServingSettings, grouped
+from baton.serving.settings import ServingSettings
+from baton.settings.groups import Group, grouped
 
 KV_CONNECTORS = ("auto", "grpc", "shm", "nixl", "cuda-ipc")
 KV_CONNECTOR_GROUP = "baton.kv_connectors"

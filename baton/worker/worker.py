@@ -48,7 +48,7 @@ class Worker:
         self.membership = Membership(role, settings, self.server)
         self.model = ModelHost(settings, self.membership, child)
         self.channels = Channels(
-            max(settings.max_message_bytes, settings.kv_max_message_bytes),
+            max(settings.server.max_message_bytes, settings.kv_max_message_bytes),
             tls=settings.tls_to_workers,
             options=LARGE_FRAMES,
             idle_seconds=_CHANNEL_IDLE_SECONDS,

@@ -23,7 +23,7 @@ import grpc
 from baton.cluster.redis.client import connect
 from baton.cluster.registry.registry import Registration, WorkerRecord, new_epoch
 from baton.models import DEFAULT_MODEL, locate
-from baton.serving.grpc.server import Server
+from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1 import decode_pb2, decode_pb2_grpc, kv_transfer_pb2, prefill_pb2, prefill_pb2_grpc
 from baton.v1 import inference_pb2 as pb

@@ -22,7 +22,7 @@ from baton.cli.local.tls_folder import TlsFolder
 from baton.engine.executor.cache.kv_layout import KvShape, plan_layout, pool_bytes
 from baton.engine.executor.cache.kv_pool import KvPool
 from baton.engine.executor.cache.shared_memory import SharedMemory
-from baton.serving.grpc.server import Server
+from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.version import version
 from baton.worker.memory import keep_freed_memory

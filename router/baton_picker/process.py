@@ -9,8 +9,8 @@ from baton.cluster.prefix import PrefixNamespace
 from baton.envoy import external_processor_pb2_grpc
 from baton.serving.grpc.access import ROUTER_NAME
 from baton.serving.grpc.certificates import check_role
-from baton.serving.grpc.server import Server
 from baton.serving.process import main, settle
+from baton.serving.server import Server
 from baton.serving.telemetry.exposition import Exposition
 from baton.serving.telemetry.serving import serve_metrics
 from baton_picker.endpoints import Endpoints

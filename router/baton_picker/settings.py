@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from baton.models import DEFAULT_MODEL, named
-from baton.serving.settings import Group, grouped
+from baton.settings.groups import Group, grouped
 from baton_router.settings import PlacementSettings
 from baton_router.text.request_bounds import PromptLimits
 

@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 
 from baton.cluster.redis.round_trips import RoundTrips
 from baton.rpc.worker_role import ROLES
-from baton.serving.grpc.server import Server
+from baton.serving.server import Server
 from baton.serving.telemetry import buckets
 from baton.serving.telemetry.distribution import Distribution
 from baton.serving.telemetry.families import Labels, counter, gauge, histogram

@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING
 
 from redis.asyncio import Redis
 
-from baton.cluster.redis.address import with_password
-from baton.cluster.redis.client import connect
 from baton.cluster.redis.round_trips import RoundTrips
-from baton.cluster.redis.signing import signing_keys
 from baton.errors import FailedPreconditionError, UnsupportedModelError
 from baton.models import DESCRIPTION, checkpoint_folder, read_json
 from baton.rpc.cancellation import run_until
@@ -22,9 +19,9 @@ from baton.serving.grpc.certificates import check_role
 from baton.serving.grpc.channels import Channels
 from baton.serving.grpc.large_messages import LargeMessages
 from baton.serving.grpc.large_requests import LargeRequests
-from baton.serving.grpc.server import Server
 from baton.serving.optional_dependencies import check_extra
 from baton.serving.process import main, settle
+from baton.serving.server import Server
 from baton.serving.telemetry.exposition import Exposition
 from baton.serving.telemetry.scrape_server import Render
 from baton.serving.telemetry.serving import serve_metrics
@@ -72,7 +69,9 @@ logger = logging.getLogger(__name__)
 async def serve(settings: RouterSettings) -> None:
     """Serves until a signal. Raises `FailedPreconditionError` without a Redis URL."""
     check_role(settings.tls, ("router",), ROUTER_NAME)
-    if settings.redis_url is None:
+    round_trips = RoundTrips()
+    redis = settings.redis.connect(round_trips)
+    if redis is None:
         raise FailedPreconditionError(
             "a router finds its workers through Redis; set --redis-url, or let `baton up` start all"
         )
@@ -98,7 +97,7 @@ async def serve(settings: RouterSettings) -> None:
         max(card.max_model_len for card in cards),
         settings.limits,
         settings.images,
-        settings.max_message_bytes,
+        settings.server.max_message_bytes,
     )
     server = Server(
         settings,
@@ -108,12 +107,9 @@ async def serve(settings: RouterSettings) -> None:
     )
     async with AsyncExitStack() as stack:
         stack.callback(large.close)
-        round_trips = RoundTrips()
-        url = with_password(settings.redis_url, settings.redis_password)
-        redis = connect(url, round_trips, signing_keys(settings.redis_signing_key_file))
         stack.push_async_callback(redis.aclose)
         channels = Channels(
-            settings.max_message_bytes + settings.max_encoder_input_bytes,
+            settings.server.max_message_bytes + settings.max_encoder_input_bytes,
             tls=settings.tls_to_workers,
         )
         stack.push_async_callback(channels.close)
@@ -232,7 +228,7 @@ def _served(card: ModelCard, fleet: Fleet, shared: _Shared, images: PromptImages
         needs_workers=not settings.ready_without_workers,
         hold_seconds=settings.unready_after_s,
     )
-    objectives = settings.objectives()
+    objectives = settings.objectives
     services = Services(
         card,
         intake,

@@ -14,14 +14,15 @@ from baton.serving.grpc.channels import MAX_ENCODER_INPUT_BYTES
 from baton.serving.grpc.coalescer import INTERVAL_SECONDS
 from baton.serving.grpc.connection_guard import ConnectionLimits
 from baton.serving.grpc.large_requests import DEFAULT_BUDGET_BYTES
-from baton.serving.settings import Group, ServingSettings, grouped
+from baton.serving.settings import ServingSettings
 from baton.serving.tenant import Tenants
+from baton.settings.groups import Group, grouped
 from baton_router.apis.edge.settings import HttpSettings
 from baton_router.apis.responses.limits import ResponseLimits
 from baton_router.routing.admission.admission_queue import MAX_WAITING
 from baton_router.routing.admission.image_budget import MAX_HELD_BYTES
 from baton_router.routing.admission.policy import AdmissionName
-from baton_router.routing.admission.quotas import Quota, Quotas
+from baton_router.routing.admission.quotas import DefaultRates, Quotas
 from baton_router.routing.admission.readiness import HOLD_SECONDS
 from baton_router.routing.placement.policy import PolicyName
 from baton_router.routing.placement.record.record_file import RecordFile, RecordLimits
@@ -91,6 +92,8 @@ else:
         http=Group(HttpSettings, "http_"),
         responses=Group(ResponseLimits, "responses_"),
         images=Group(ImageLimits, "images_"),
+        rates=Group(DefaultRates),
+        slo=Group(Objectives, "slo_"),
         elastic=Group(Hysteresis, "elastic_"),
     )
 
@@ -239,44 +242,10 @@ class RouterSettings(_RouterGroups):
         "weight in the admission queue, its quota and its rate limits; `*` is for all others. "
         "Requests beyond a limit per minute are rejected, beyond another one they wait.",
     )
-    requests_per_minute: int = Field(
-        60_000,
-        ge=0,
-        description="Rate limit of each router: requests per tenant and minute, for tenants to "
-        "which --quotas gives no other. 0: no limit. The default, a thousand a second, is "
-        "about what one router serves: it refuses floods only.",
-    )
-    tokens_per_minute: int = Field(
-        60_000_000,
-        ge=0,
-        description="Rate limit of each router: tokens of prompts and answers per tenant and "
-        "minute, as --requests-per-minute. A request in flight counts with its maximum answer. The "
-        "default, a million a second, is more than one router tokenizes.",
-    )
-    bytes_per_minute: int = Field(
-        256 * 2**20,
-        ge=0,
-        description="Rate limit of each router: bytes of requests per tenant and minute, valid or "
-        "not, as --requests-per-minute. The default is 32 of the largest HTTP bodies, or the text "
-        "of --tokens-per-minute.",
-    )
     elastic: bool = Field(
         False,
         description="Change workers' roles, as `baton role` proposes, when one pool stays "
         "overloaded while another one is idle.",
-    )
-    slo_ttft_ms: float = Field(
-        2000.0,
-        gt=0,
-        description="TTFT objective in milliseconds: the load of prefill workers relative to it "
-        "decides about changes of roles; workers with --policy deadline are told when each first "
-        "token is due by it.",
-    )
-    slo_itl_ms: float = Field(
-        50.0,
-        gt=0,
-        description="Inter-token latency objective in milliseconds: as --slo-ttft-ms, for decode "
-        "workers.",
     )
     max_workers: int = Field(
         1024,
@@ -329,11 +298,7 @@ class RouterSettings(_RouterGroups):
 
     def all_quotas(self) -> Quotas:
         """Reads the quotas. Raises `FailedPreconditionError` if the file cannot be read."""
-        default = Quota(
-            requests_per_minute=self.requests_per_minute or None,
-            tokens_per_minute=self.tokens_per_minute or None,
-            bytes_per_minute=self.bytes_per_minute or None,
-        )
+        default = self.group(DefaultRates, "rates").quota
         if self.quotas is None:
             return Quotas(default=default)
         return Quotas.read(Path(self.quotas), default)
@@ -368,8 +333,9 @@ class RouterSettings(_RouterGroups):
         calls, reasoning = self.tool_call_parser, self.reasoning_parser
         return None if calls == _NONE else calls, None if reasoning == _NONE else reasoning
 
+    @property
     def objectives(self) -> Objectives:
-        return Objectives(self.slo_ttft_ms / 1000, self.slo_itl_ms / 1000)
+        return self.group(Objectives, "slo")
 
     @field_validator("images_url_networks")
     @classmethod

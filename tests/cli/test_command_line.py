@@ -16,8 +16,8 @@ from baton.cli.main import app
 from baton.cli.options.workers import DECIDED_BY_UP, SWITCHES
 from baton.installation import install_command
 from baton.models import INTRODUCTION
-from baton.serving.other_servers import ADVICE
 from baton.serving.telemetry.placement_terms import LOAD, TERMS
+from baton.settings.other_servers import ADVICE
 from baton.version import version
 from baton.worker.roles import settings_class
 from baton_router.settings import RouterSettings

@@ -3,7 +3,7 @@
 import pytest
 
 from baton.serving.network_topology import PORTS
-from baton.serving.settings import load
+from baton.settings.loading import load
 from baton_picker.settings import PickerSettings
 from tests.support.rendered_chart import (
     EVERYTHING,

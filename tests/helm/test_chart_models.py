@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.serving.settings import load
+from baton.settings.loading import load
 from baton_decode_worker.settings import DecodeSettings
 from baton_router.settings import RouterSettings
 from tests.support.rendered_chart import (

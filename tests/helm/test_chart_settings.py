@@ -3,10 +3,10 @@
 import pytest
 import yaml
 
-from baton.serving.grpc.server import LIVENESS, READINESS
 from baton.serving.network_topology import WORKERS
-from baton.serving.settings import load
+from baton.serving.server import LIVENESS, READINESS
 from baton.serving.telemetry.serving import CHECKS
+from baton.settings.loading import load
 from baton_decode_worker.settings import DecodeSettings
 from baton_router.settings import RouterSettings
 from tests.support.cluster.prometheus import promtool

@@ -1,6 +1,6 @@
 import pytest
 
-from baton.serving.settings import load
+from baton.settings.loading import load
 from baton_router.routing.placement.policy import POLICY_NAMES
 from baton_router.settings import RouterSettings
 

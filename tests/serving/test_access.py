@@ -34,7 +34,7 @@ from baton.serving.grpc.access import (
 )
 from baton.serving.grpc.certificates import check_role, read_certificate
 from baton.serving.grpc.channels import channel_options
-from baton.serving.grpc.server import Server
+from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from tests.support.repository import ROOT
 

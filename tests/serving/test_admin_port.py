@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.errors import FailedPreconditionError
 from baton.rpc.errors import error_of
-from baton.serving.grpc.server import Server
+from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1 import admin_pb2
 from baton.v1 import inference_pb2 as pb

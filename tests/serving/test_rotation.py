@@ -21,7 +21,7 @@ from baton.rpc.tls import PemFiles, Tls
 from baton.serving.grpc.access import ROUTER_NAME, WORKER_NAME
 from baton.serving.grpc.certificates import watched
 from baton.serving.grpc.channels import Channels
-from baton.serving.grpc.server import Server
+from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import add_InferenceServicer_to_server

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from baton.errors import FailedPreconditionError
 from baton.serving.grpc.channels import channel_options
-from baton.serving.grpc.server import Server
+from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
@@ -169,7 +169,7 @@ async def test_server_refuses_response_over_message_limit():
 
 PROCESS = textwrap.dedent("""
     import asyncio
-    from baton.serving.grpc.server import Server
+    from baton.serving.server import Server
     from baton.serving.settings import ServingSettings
     from baton.v1 import inference_pb2 as pb
     from baton.v1.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server

@@ -6,7 +6,8 @@ import pytest
 from pydantic import Field, ValidationError
 
 from baton.rpc.tls import Tls
-from baton.serving.settings import ServingSettings, load
+from baton.serving.settings import ServingSettings
+from baton.settings.loading import load
 from baton.worker.settings import WorkerSettings
 
 

@@ -10,7 +10,7 @@ from baton.cli.certs import Authority, write
 from baton.errors import FailedPreconditionError, UnauthenticatedError
 from baton.rpc.tls import PemFiles, Tls
 from baton.serving.grpc.access import ROUTER_NAME
-from baton.serving.grpc.server import Server
+from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.serving.tenant import Tenant, Tenants
 from baton.v1 import inference_pb2, inference_pb2_grpc

@@ -20,7 +20,7 @@ from baton.cluster.redis.embedded import EmbeddedRedis
 from baton.cluster.registry.watcher import RegistryWatcher
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.rpc.worker_role import Role
-from baton.serving.grpc.server import READINESS
+from baton.serving.server import READINESS
 from baton.worker.membership import Membership
 from baton.worker.server import WorkerServer
 from baton.worker.settings import WorkerSettings

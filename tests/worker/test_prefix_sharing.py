@@ -11,7 +11,7 @@ import pytest
 from baton.engine.metering.step_times import TimeSpent
 from baton.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
 from baton.sampling import SamplingParams
-from baton.serving.grpc.server import Server
+from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1 import kv_sharing_pb2
 from baton.v1.admin_pb2 import FlushCacheRequest

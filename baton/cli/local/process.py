@@ -20,7 +20,7 @@ from baton.cluster.parent_death import dying_with_parent
 from baton.cluster.redis.address import has_secret
 from baton.errors import InvalidArgumentError
 from baton.serving.listening import WILDCARDS
-from baton.serving.settings import parse
+from baton.settings.loading import parse
 from baton.worker.roles import modules, settings_class
 
 Role = Literal["router", "encode", "prefill", "decode"]

@@ -12,7 +12,7 @@ from typing import Any, cast
 from typer.core import TyperCommand
 
 from baton.rpc.worker_role import ROLES
-from baton.serving.other_servers import advice_on
+from baton.settings.other_servers import advice_on
 
 DECIDED_BY_UP = frozenset({
     "model", "worker_id", "host", "port", "admin_host", "admin_port", "advertise_host", "kv_port",

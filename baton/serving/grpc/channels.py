@@ -9,11 +9,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import grpc
 
 from baton.rpc.tls import Pem, PemFiles, Tls
 from baton.serving.grpc.certificates import watched
+from baton.settings import setting
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 # Of one request: a hundred images of LLaVA (336 x 336 pixels), or 5.6 megapixels in patches as
@@ -58,36 +60,54 @@ def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[st
     ]
 
 
-def server_options(
-    max_message_bytes: int,
-    max_header_bytes: int,
-    max_connections: int,
-    max_streams: int,
-    max_idle_seconds: float,
-    handshake_seconds: float,
-) -> list[tuple[str, int]]:
-    """Returns server options: they match `channel_options`, own the port alone, limit each client.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """Limits of a gRPC server, for each port and client."""
 
-    Args:
-        max_connections: max connections per port; further ones are closed at once.
-        max_streams: max concurrent streams per connection; a client queues further calls.
-        max_idle_seconds: idle timeout of a connection without calls, in seconds.
-        handshake_seconds: timeout of a connection's handshake, TLS and HTTP/2 together.
-    """
+    max_message_bytes: int = setting(
+        MAX_MESSAGE_BYTES,
+        "Maximum bytes of a gRPC message, in both directions.",
+        ge=4096,
+        le=2**31 - 1,
+    )
+    max_header_bytes: int = setting(16 * 2**10, "Maximum bytes of a gRPC call's metadata.", ge=8192)
+    max_connections: int = setting(
+        1024, "Maximum gRPC connections of each port; further ones are closed at once.", ge=1
+    )
+    max_concurrent_streams: int = setting(
+        1024,
+        "Maximum concurrent calls of one gRPC connection; more wait at the client.",
+        ge=1,
+    )
+    max_connection_idle_s: float = setting(
+        3600.0,
+        "Idle timeout of a gRPC connection in seconds. Its client reconnects for the next call.",
+        gt=0,
+    )
+    handshake_timeout_s: float = setting(
+        20.0,
+        "Timeout in seconds for the handshake of a gRPC connection, from its first byte to the "
+        "client's settings.",
+        gt=0,
+    )
+
+
+def server_options(limits: ServerLimits) -> list[tuple[str, int]]:
+    """Returns server options: they match `channel_options`, own the port alone, limit clients."""
     return [
-        *_message_limits(max_message_bytes),
+        *_message_limits(limits.max_message_bytes),
         *_KEEPALIVE,
         # Equal: between the soft and the hard limit gRPC rejects some calls at random.
-        ("grpc.max_metadata_size", max_header_bytes),
-        ("grpc.absolute_max_metadata_size", max_header_bytes),
-        ("grpc.max_allowed_incoming_connections", max_connections),
-        ("grpc.max_concurrent_streams", max_streams),
+        ("grpc.max_metadata_size", limits.max_header_bytes),
+        ("grpc.absolute_max_metadata_size", limits.max_header_bytes),
+        ("grpc.max_allowed_incoming_connections", limits.max_connections),
+        ("grpc.max_concurrent_streams", limits.max_concurrent_streams),
         # Equal, as above. By default gRPC cancels calls at random from 1,000 on, and so calls of
         # others where one client resets thousands (docs/known-issues.md).
         ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
-        ("grpc.max_connection_idle_ms", math.ceil(1000 * max_idle_seconds)),
-        ("grpc.server_handshake_timeout_ms", math.ceil(1000 * handshake_seconds)),
+        ("grpc.max_connection_idle_ms", math.ceil(1000 * limits.max_connection_idle_s)),
+        ("grpc.server_handshake_timeout_ms", math.ceil(1000 * limits.handshake_timeout_s)),
         ("grpc.so_reuseport", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
         # Pings tolerated that came too early while this side sent nothing. The default is two; a

@@ -26,7 +26,7 @@ from typing import Any
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from baton.serving.listening import host_and_port
-from baton.setting import setting
+from baton.settings import setting
 
 # Seconds between two looks at the counters.
 _INTERVAL_SECONDS = 0.1

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 
-from baton.serving.grpc.server import LIVENESS, READINESS, Server
 from baton.serving.listening import host_and_port
+from baton.serving.server import LIVENESS, READINESS, Server
 from baton.serving.settings import ServingSettings
 from baton.serving.telemetry.exposition import Exposition
 from baton.serving.telemetry.scrape_server import Render, ScrapeServer

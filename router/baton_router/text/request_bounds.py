@@ -11,7 +11,7 @@ from baton.sampling import (
 )
 from baton.serving.bounds import Bounds
 from baton.serving.grpc.channels import MAX_MESSAGE_BYTES
-from baton.setting import setting
+from baton.settings import setting
 from baton_router.text.images.image_limits import ImageLimits
 
 _DEFAULT_IMAGES = ImageLimits()

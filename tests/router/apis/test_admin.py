@@ -12,7 +12,7 @@ from baton.cluster.prefix import PrefixNamespace
 from baton.errors import BatonError, InternalError, InvalidArgumentError, UnavailableError
 from baton.models.encoder_input import EncoderInput, TensorData
 from baton.serving.grpc.channels import Channels
-from baton.serving.grpc.server import Server
+from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1 import admin_pb2 as pb
 from baton.v1.admin_pb2_grpc import AdminServicer, add_AdminServicer_to_server

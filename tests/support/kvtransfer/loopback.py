@@ -20,7 +20,7 @@ from baton.engine.executor.cache.kv_pool import KvPool
 from baton.engine.executor.cache.shared_memory import SharedMemory
 from baton.engine.scheduler.plan import ExternalAllocation, TokenLogprobs
 from baton.serving.grpc.channels import Channels
-from baton.serving.grpc.server import Server
+from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1.kv_transfer_pb2 import FetchRequest
 from baton.v1.kv_transfer_pb2_grpc import add_KvTransferServicer_to_server

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from baton.serving.grpc.channels import Channels
-from baton.serving.grpc.server import Server
+from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.worker.pairing import Pairing
 from baton_kvtransfer.client import KvFetcher

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import grpc
 from google.protobuf.duration_pb2 import Duration
 
-from baton.serving.grpc.server import Server
+from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1 import admin_pb2 as admin
 from baton.v1 import inference_pb2 as pb

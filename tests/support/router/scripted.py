@@ -19,7 +19,7 @@ from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton.serving.grpc.channels import Channels
 from baton.serving.grpc.coalescer import Coalescer
-from baton.serving.grpc.server import Server
+from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.serving.tenant import Tenant
 from baton.v1 import (

@@ -9,7 +9,7 @@ import grpc
 
 from baton.serving.grpc.channels import Channels
 from baton.serving.grpc.connection_guard import ConnectionLimits
-from baton.serving.grpc.server import Server
+from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import (

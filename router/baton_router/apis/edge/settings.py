@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from baton.setting import setting
+from baton.settings import setting
 
 # Scheme, host and port, as browsers send them.
 _ORIGIN = r"https?://[^/\s,*]+"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from baton.setting import setting
+from baton.settings import setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

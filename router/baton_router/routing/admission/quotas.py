@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from baton.errors import FailedPreconditionError
 from baton.serving.deadline import Clock
+from baton.settings import setting
 from baton_router.routing.admission.token_bucket import TokenBucket
 
 OTHERS = "*"
@@ -47,6 +48,42 @@ class Quota:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     bytes_per_minute: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultRates:
+    """Rate limits of each router, for tenants whose quota gives no other."""
+
+    requests_per_minute: int = setting(
+        60_000,
+        "Rate limit of each router: requests per tenant and minute, for tenants to which --quotas "
+        "gives no other. 0: no limit. The default, a thousand a second, is about what one router "
+        "serves: it refuses floods only.",
+        ge=0,
+    )
+    tokens_per_minute: int = setting(
+        60_000_000,
+        "Rate limit of each router: tokens of prompts and answers per tenant and minute, as "
+        "--requests-per-minute. A request in flight counts with its maximum answer. The default, a "
+        "million a second, is more than one router tokenizes.",
+        ge=0,
+    )
+    bytes_per_minute: int = setting(
+        256 * 2**20,
+        "Rate limit of each router: bytes of requests per tenant and minute, valid or not, as "
+        "--requests-per-minute. The default is 32 of the largest HTTP bodies, or the text of "
+        "--tokens-per-minute.",
+        ge=0,
+    )
+
+    @property
+    def quota(self) -> Quota:
+        """Quota with these limits; 0 is none."""
+        return Quota(
+            requests_per_minute=self.requests_per_minute or None,
+            tokens_per_minute=self.tokens_per_minute or None,
+            bytes_per_minute=self.bytes_per_minute or None,
+        )
 
 
 class _Usage:

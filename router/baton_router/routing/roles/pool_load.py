@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from baton.rpc.worker_role import Role
+from baton.settings import setting
 from baton_router.routing.admission.policy import LIMIT
 from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.fleet.cost_rates import PRIOR, Rates
@@ -18,15 +19,30 @@ BUSY_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Latency objectives, in seconds.
+    """Latency objectives."""
 
-    Attributes:
-        ttft: time to first token.
-        itl: inter-token latency.
-    """
+    ttft_ms: float = setting(
+        2000.0,
+        "TTFT objective in milliseconds: the load of prefill workers relative to it decides about "
+        "changes of roles; workers with --policy deadline are told when each first token is due by "
+        "it.",
+        gt=0,
+    )
+    itl_ms: float = setting(
+        50.0,
+        "Inter-token latency objective in milliseconds: as --slo-ttft-ms, for decode workers.",
+        gt=0,
+    )
 
-    ttft: float = 2.0
-    itl: float = 0.05
+    @property
+    def ttft(self) -> float:
+        """Time to first token, in seconds."""
+        return self.ttft_ms / 1000
+
+    @property
+    def itl(self) -> float:
+        """Inter-token latency, in seconds."""
+        return self.itl_ms / 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from baton.rpc.worker_role import ROLES, Role
-from baton.setting import setting
+from baton.settings import setting
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from baton.serving.grpc.channels import MAX_ENCODER_INPUT_BYTES
-from baton.setting import setting
+from baton.settings import setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

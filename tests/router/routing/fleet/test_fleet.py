@@ -21,7 +21,7 @@ from baton.cluster.redis.client import connect
 from baton.cluster.redis.embedded import EmbeddedRedis
 from baton.cluster.registry.registry import Registration, WorkerRecord
 from baton.serving.grpc.channels import Channels
-from baton.serving.grpc.server import Server
+from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1.kv_transfer_pb2 import KvLayout, KvLayouts
 from baton_router.call.prompt import Prompt

@@ -10,7 +10,7 @@ from baton.cluster.redis.client import connect
 from baton.cluster.redis.embedded import EmbeddedRedis
 from baton.errors import NotFoundError
 from baton.serving.grpc.channels import Channels
-from baton.serving.grpc.server import Server
+from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton_router.routing.fleet.fleets import Fleets
 from baton_router.routing.fleet.service_discovery import ServiceDiscovery

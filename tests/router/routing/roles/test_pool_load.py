@@ -20,7 +20,7 @@ RATES = Rates(
     interference_seconds_per_sequence=0.04,  # 1 ms in each step
     encoder_seconds_per_token=2e-3,
 )
-OBJECTIVES = Objectives(ttft=2.0, itl=0.05)
+OBJECTIVES = Objectives(ttft_ms=2000.0, itl_ms=50.0)
 
 
 def encode(name: str = "e0", **fields: object) -> Candidate:

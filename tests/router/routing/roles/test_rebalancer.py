@@ -24,7 +24,7 @@ from baton_router.routing.roles.role_balance import Hysteresis
 from tests.support.waiting import until
 
 RATES = Rates(prefill_seconds_per_token=1e-3)
-OBJECTIVES = Objectives(ttft=1.0)
+OBJECTIVES = Objectives(ttft_ms=1000.0)
 MARKS = Hysteresis(dwell_s=0.3, cooldown_s=5.0)
 IDLE_GATE = cast(
     "AdmissionController",

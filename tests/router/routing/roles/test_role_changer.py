@@ -12,7 +12,7 @@ from baton.errors import FailedPreconditionError, NotFoundError
 from baton.rpc.roles import role_of
 from baton.rpc.worker_role import Role
 from baton.serving.grpc.channels import Channels
-from baton.serving.grpc.server import Server
+from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
 from baton.v1 import admin_pb2 as pb
 from baton.v1.admin_pb2_grpc import AdminServicer, add_AdminServicer_to_server

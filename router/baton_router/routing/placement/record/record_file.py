@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from baton.setting import setting
+from baton.settings import setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

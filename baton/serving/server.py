@@ -5,6 +5,7 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -229,14 +230,10 @@ class Server:
         settings = self._settings
         guards = [] if settings.tls is None else [AccessInterceptor(access)]
         interceptors = [*guards, *outermost, *self._interceptors]
-        options = server_options(
-            max_message_bytes or settings.max_message_bytes,
-            settings.max_header_bytes,
-            settings.max_connections,
-            settings.max_concurrent_streams,
-            settings.max_connection_idle_s,
-            settings.handshake_timeout_s,
-        )
+        limits = settings.server
+        if max_message_bytes is not None:
+            limits = replace(limits, max_message_bytes=max_message_bytes)
+        options = server_options(limits)
         server = grpc.aio.server(interceptors=interceptors, options=options)
         return _Listener(server, self._health, has_reflection=settings.reflection)
 
