@@ -11,7 +11,7 @@ Independent of models, tokenizers and protobuf. The names of fields in errors ar
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import wraps
 from typing import Any, Final, NoReturn, Protocol, TypeVar
@@ -110,6 +110,7 @@ class SamplingParams:
         top_p: only the most likely tokens whose probabilities sum to this; in (0, 1].
         min_p: only tokens at least this times as likely as the most likely one; in [0, 1].
         seed: the random numbers of token i of sequence s are a function of (seed, s, i) alone.
+            None: the router draws one; an engine on its own takes 0.
         n: sequences returned, 1 to 16; several differ, so they need a temperature or beams.
         best_of: sequences generated, of which the `n` with the highest mean log-probability are
             returned; in [n, 16], None is `n`.
@@ -123,11 +124,11 @@ class SamplingParams:
         frequency_penalty: subtracted as often as the output contains the token; in [-2, 2].
         logit_bias: (token id, number added to its logit, in [-100, 100]), at most 300.
         bad_words: strings not to be generated, at most 64 of 1 to 256 bytes; converted to
-            `bad_token_ids` where text is tokenized, so the engine on token ids ignores it.
+            `bad_token_ids` where text is tokenized, so the engine core ignores it.
         bad_token_ids: sequences of 1 to 32 token ids not to be generated, at most 256.
         stop_token_ids: generation ends with one of these, which is part of the output.
         stop: generation ends when the text contains one of these; applied where tokens
-            are detokenized, so the engine on token ids ignores it.
+            are detokenized, so the engine core ignores it.
         ignore_eos: continue after the model's end-of-sequence tokens, which may still be chosen.
         logprobs: report the log-probability of each generated token, in nats, of the model's own
             distribution: before all of the above.
@@ -144,7 +145,7 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    seed: int = 0
+    seed: int | None = None
     n: int = 1
     best_of: int | None = None
     beam_width: int = 0
@@ -167,6 +168,12 @@ class SamplingParams:
 
     def check(self) -> None:
         """Raises `InvalidArgumentError`, which names field and bound, beyond one of the bounds."""
+        if not isinstance(self.logprobs, bool):
+            raise InvalidArgumentError(
+                "sampling.logprobs",
+                f"is {self.logprobs!r}; must be true or false. The most likely tokens are "
+                f"logprobs=True, top_logprobs={self.logprobs!r}",
+            )
         for name, (is_within, bound) in _BOUNDS.items():
             value = getattr(self, name)
             if value is not None and not is_within(value):
@@ -230,6 +237,31 @@ _BOUNDS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "top_logprobs": _between(0, MAX_TOP_LOGPROBS),
     "prompt_logprobs": _between(0, MAX_TOP_LOGPROBS),
 }
+
+
+def with_banned_tokens(
+    params: SamplingParams, encode: Callable[[str], Sequence[int]]
+) -> SamplingParams:
+    """Returns the parameters with `bad_words` as `bad_token_ids`: each word after a space, and
+    inside or at the start of a text.
+
+    Args:
+        encode: returns the tokens of a text, without any that the tokenizer adds.
+
+    Raises `InvalidArgumentError` for a word of too many tokens.
+    """
+    if not params.bad_words:
+        return params
+    banned = dict.fromkeys(params.bad_token_ids)
+    for i, word in enumerate(params.bad_words):
+        bare = word.lstrip(" ")
+        for form in dict.fromkeys((word, bare, f" {bare}") if bare else (word,)):
+            token_ids = tuple(encode(form))
+            if not 1 <= len(token_ids) <= MAX_BAD_TOKEN_SEQUENCE_LENGTH:
+                bound = f"1 to {MAX_BAD_TOKEN_SEQUENCE_LENGTH}"
+                _refuse(f"bad_words[{i}]", f"{len(token_ids)} tokens of this model", bound)
+            banned[token_ids] = None
+    return replace(params, bad_words=(), bad_token_ids=tuple(banned))
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
@@ -321,6 +353,8 @@ def _check_bad_token_ids(sequences: tuple[tuple[int, ...], ...]) -> None:
 
 
 def _check_texts(field: str, texts: tuple[str, ...], most: int, max_bytes: int) -> None:
+    if isinstance(texts, str):  # type: ignore[unreachable]
+        _refuse(field, f"the text {texts!r}", "a tuple of texts")
     _check_count(field, texts, most, "strings")
     for i, text in enumerate(texts):
         _check_text(f"{field}[{i}]", text, max_bytes)

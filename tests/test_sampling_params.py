@@ -152,6 +152,15 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"top_logprobs": 1},
         "top_logprobs: is 1; must be 0 where sampling.logprobs is false",
     ),
+    "a number of logprobs, as of vLLM": (
+        {"logprobs": 2},
+        "logprobs: is 2; must be true or false. The most likely tokens are logprobs=True, "
+        "top_logprobs=2",
+    ),
+    "a text in place of texts": (
+        {"stop": "END"},
+        "stop: is the text 'END'; must be a tuple of texts",
+    ),
     "more than the beams": (
         {"beam_width": 2, "n": 3},
         "n: is 3; must be at most sampling.beam_width = 2",

@@ -4,9 +4,11 @@
 """
 
 import os
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from baton.engine.config import EngineConfig
@@ -18,9 +20,10 @@ from baton.engine.pooling import pooled_output, pooled_request
 from baton.engine.ranking import ranked
 from baton.engine.request import EngineRequest, FinishReason, MultimodalPrompt
 from baton.engine.scheduler.plan import Float32Array, TokenLogprobs
+from baton.engine.stopped_texts import StoppedText, StoppedTexts
 from baton.errors import FailedPreconditionError, InvalidArgumentError, OverloadedError
 from baton.models.pooling import why_not
-from baton.sampling import SamplingParams
+from baton.sampling import SamplingParams, with_banned_tokens
 
 if TYPE_CHECKING:
     from baton.engine.executor.vision.prompt_processor import PromptProcessor
@@ -125,25 +128,33 @@ class LLM:
 
         Args:
             prompts: texts, lists of token ids, or prompts with images (`prompt_with_images`).
-            params: one for all prompts, or one each. None: greedy, 16 tokens.
+            params: one for all prompts, or one each. None: greedy, 16 tokens. With `stop` a
+                sequence's text ends before the first stop string, its tokens with the one that
+                completes it.
         """
-        every = self._params_for(prompts, params)
+        every = [
+            with_banned_tokens(one, self._encode_word) for one in self._params_for(prompts, params)
+        ]
         requests = [
             self._request(f"generate-{i}", prompt, of_one)
             for i, (prompt, of_one) in enumerate(zip(prompts, every, strict=True))
         ]
         collected: dict[str, list[SequenceUpdate]] = {r.request_id: [] for r in requests}
+        stopped = {r.request_id: self._stopped_texts(r) for r in requests if r.params.stop}
         added: list[str] = []
         try:
             for request in requests:
                 self.core.add(request)
                 added.append(request.request_id)
             with self._largest_steps():
-                self._run_to_end(collected)
+                self._run_to_end(collected, stopped)
         except BaseException:
             self.core.scheduler.abort(*added)
             raise
-        return [self._result(r, collected[r.request_id], prompts) for r in requests]
+        return [
+            self._result(r, collected[r.request_id], prompts, stopped.get(r.request_id, {}))
+            for r in requests
+        ]
 
     def _largest_steps(self) -> AbstractContextManager[None]:
         is_limited = self.core.config.max_num_tokens_with_decodes is not None
@@ -165,7 +176,11 @@ class LLM:
         self._run_to_end(collected)
         return [pooled_output(pooling, collected[r.request_id], len(r.token_ids)) for r in requests]
 
-    def _run_to_end(self, collected: dict[str, list[SequenceUpdate]]) -> None:
+    def _run_to_end(
+        self,
+        collected: dict[str, list[SequenceUpdate]],
+        stopped: Mapping[str, StoppedTexts] = MappingProxyType({}),
+    ) -> None:
         """Steps until no work is left, or can be done, and collects these requests' updates. Raises
         `OverloadedError` if some of them cannot run, or the device has too little memory."""
         made_progress = True
@@ -176,6 +191,8 @@ class LLM:
             for update in output.updates:
                 if update.request_id in collected:
                     collected[update.request_id].append(update)
+                    if update.request_id in stopped:
+                        stopped[update.request_id].push(update)
             made_progress = output.made_progress
         if any(i in self.core.scheduler for i in collected):
             reason = "blocks that these prompts need are kept by earlier requests; release them"
@@ -222,6 +239,16 @@ class LLM:
         token_ids = tuple(given)
         return EngineRequest(request_id, token_ids, params, len(token_ids), encoder_inputs=inputs)
 
+    def _stopped_texts(self, request: EngineRequest) -> StoppedTexts:
+        def end(index: int) -> None:
+            self.core.scheduler.end_sequence(request.request_id, index)
+
+        return StoppedTexts(self.tokenizer.backend_tokenizer, request.params.stop, end)
+
+    def _encode_word(self, word: str) -> SequenceOf[int]:
+        token_ids: SequenceOf[int] = self.tokenizer.encode(word, add_special_tokens=False)
+        return token_ids
+
     def _encode(self, prompt: str | SequenceOf[int]) -> SequenceOf[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
@@ -235,13 +262,19 @@ class LLM:
         return self._tokenizer
 
     def _result(
-        self, request: EngineRequest, updates: list[SequenceUpdate], prompts: SequenceOf[Prompt]
+        self,
+        request: EngineRequest,
+        updates: list[SequenceUpdate],
+        prompts: SequenceOf[Prompt],
+        stopped: Mapping[int, StoppedText],
     ) -> GenerationResult:
         decodes = self._tokenizer is not None or any(isinstance(p, str) for p in prompts)
         return GenerationResult(
             prompt_token_ids=request.token_ids,
             completions=tuple(
-                self._completion(of_one, request.params, decodes=decodes)
+                self._completion(
+                    of_one, request.params, stopped.get(of_one[0].index), decodes=decodes
+                )
                 for of_one in ranked(updates, request.params)
             ),
             num_cached_tokens=updates[0].num_cached_tokens,
@@ -249,17 +282,33 @@ class LLM:
         )
 
     def _completion(
-        self, updates: list[SequenceUpdate], params: SamplingParams, *, decodes: bool
+        self,
+        updates: list[SequenceUpdate],
+        params: SamplingParams,
+        stopped: StoppedText | None,
+        *,
+        decodes: bool,
     ) -> Completion:
         token_ids = tuple(u.token_id for u in updates if u.token_id is not None)
         if updates[-1].failure is not None:
             raise InvalidArgumentError("sampling.grammar", updates[-1].failure)
         reason = updates[-1].finish_reason
         assert reason is not None, "a completion that has not ended"
+        logprobs = tuple(u.logprobs for u in updates if u.logprobs) if params.logprobs else ()
+        text = None
+        if stopped is not None:
+            text = stopped.shown
+            if stopped.has_stopped:
+                reason = FinishReason.STOP_STRING
+                # Steps that were launched ahead may have added tokens.
+                token_ids = token_ids[: stopped.num_tokens]
+                logprobs = logprobs[: stopped.num_tokens]
+        elif decodes:
+            text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
         return Completion(
             token_ids=token_ids,
-            text=self.tokenizer.decode(token_ids, skip_special_tokens=True) if decodes else None,
+            text=text,
             finish_reason=reason,
-            logprobs=tuple(u.logprobs for u in updates if u.logprobs) if params.logprobs else (),
+            logprobs=logprobs,
             score=updates[-1].score,
         )

@@ -28,7 +28,8 @@ _EARLY_STOPPING_OF = {
 
 
 def params_to_message(params: SamplingParams) -> pb.SamplingParams:
-    """Returns the message with every field set, so that no default of the other side applies.
+    """Returns the message with every field set, so that no default of the other side applies but
+    a seed.
 
     Raises `InvalidArgumentError` for a number the message cannot hold. A `top_k` beyond 32 bits
     means all tokens of any vocabulary, and is sent as the largest.

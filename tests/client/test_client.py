@@ -194,11 +194,13 @@ def test_generate_names_the_field_of_an_invalid_prompt(client, prompt, field):
 def test_generate_sends_every_parameter(client, router):
     params = SamplingParams(max_tokens=4, temperature=0.5, stop=("x",), seed=2**63)
     client.generate("Hi", params, model="tiny", request_id="mine").text()
+    client.generate("Hi", SamplingParams(temperature=0.5)).text()
     client.generate("Hi").text()
-    asked, plain = router.requests
+    asked, unseeded, plain = router.requests
     assert (asked.model, asked.request_id) == ("tiny", "mine")
     assert (asked.sampling.max_tokens, asked.sampling.temperature) == (4, 0.5)
     assert (asked.sampling.seed, list(asked.sampling.stop)) == (2**63, ["x"])
+    assert not unseeded.sampling.HasField("seed"), "the router draws one"
     assert asked.sampling.HasField("top_p")
     assert not plain.HasField("sampling")
 

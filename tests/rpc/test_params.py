@@ -72,10 +72,10 @@ def test_params_and_message_have_the_same_fields():
 def test_to_proto_sets_every_field_even_at_its_default():
     message = params_to_message(SamplingParams())
     for field in pb.SamplingParams.DESCRIPTOR.fields:
-        stays_unset = ("best_of", "prompt_logprobs", "grammar", "speculate")
+        stays_unset = ("best_of", "seed", "prompt_logprobs", "grammar", "speculate")
         if field.has_presence and field.name not in stays_unset:
             assert message.HasField(field.name), field.name
-    assert params_of(message, default_seed=9) == SamplingParams()
+    assert params_of(message, default_seed=9) == SamplingParams(seed=9)
 
 
 def test_from_proto_applies_defaults_and_seed_to_unset_fields():

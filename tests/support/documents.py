@@ -27,10 +27,10 @@ def _outputs(text: str) -> list[tuple[str, str]]:
 
 PROGRAMS = [code for language, code in _blocks(README) if language == "python"]
 """Programs of the README."""
-_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *ROOT.glob("helm/**/*.md")]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *ROOT.glob("helm/**/*.md")]
 OUTPUTS = {
     str(path.relative_to(ROOT)): outputs
-    for path in _PAGES
+    for path in PAGES
     if "node_modules" not in path.parts and (outputs := _outputs(path.read_text(encoding="utf-8")))
 }
 """Commands of each page, in order, with what it shows of their outputs."""

@@ -68,7 +68,10 @@ class SamplingOptions:
     min_p: Annotated[
         float, _option(_CHOICE, "Minimum probability relative to the most likely token, in [0, 1].")
     ] = 0.0
-    seed: Annotated[int, _option(_CHOICE, "Random seed: the same seed draws the same tokens.")] = 0
+    seed: Annotated[
+        int | None,
+        _option(_CHOICE, "Random seed: the same seed draws the same tokens. Unset: a random one."),
+    ] = None
 
     n: Annotated[
         int, _option(_SEVERAL, "Sequences to return, printed one after the other.", "--n")

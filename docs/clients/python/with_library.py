@@ -9,7 +9,7 @@ import secrets
 import sys
 import time
 
-from baton.client.client import Client, Generation, SamplingParams
+from baton import Client, Generation, SamplingParams
 from baton.errors import DeadlineExceededError, OverloadedError, UnavailableError
 
 LARGEST_PAUSE = 5.0  # seconds between two tries

@@ -197,7 +197,7 @@ def _of_params(params: SamplingParams) -> Attributes:
         "gen_ai.request.frequency_penalty": params.frequency_penalty,
         "gen_ai.request.choice.count": params.n,
         # The seed is an unsigned 64-bit integer; attributes are signed.
-        "gen_ai.request.seed": params.seed & (2**63 - 1),
+        "gen_ai.request.seed": (params.seed or 0) & (2**63 - 1),
         "baton.request.num_sequences": params.num_sequences,
     }
 

@@ -9,6 +9,7 @@ messages above 64 KiB share a budget of bytes and are parsed in threads
 (`baton/serving/bounds.py`), in the bytes (`baton_router/apis/edge/body/structure.py`,
 `baton/serving/grpc/message_bounds.py`).
 
-`images/` fetches, decodes and preprocesses images and clips. `detokenizer.py` makes text of tokens,
-and `output_parsing/` finds reasoning and tool calls in it, or forces them by grammars.
+`images/` fetches, decodes and preprocesses images and clips. `output_parsing/` finds reasoning and
+tool calls in the text that `baton/models/detokenizer.py` makes of tokens, or forces them by
+grammars.
 """

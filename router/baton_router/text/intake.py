@@ -5,18 +5,17 @@ Every rejection is an `InvalidArgumentError` that names the field and the bound.
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 
 from baton.errors import InvalidArgumentError
 from baton.models.encoder_input import EncoderInput
 from baton.sampling import (
-    MAX_BAD_TOKEN_SEQUENCE_LENGTH,
     SamplingParams,
     check_length,
     check_token_ids,
     check_vocabulary,
+    with_banned_tokens,
 )
 from baton.serving.tenant import Tenant
 from baton_router.call.ending import FinishReason
@@ -97,8 +96,7 @@ class Intake:
         check_length(len(token_ids), params.max_tokens, limit, f"input.{call.kind}")
         if params.stop_token_ids:
             check_token_ids(params.stop_token_ids, self._card.vocab_size, "sampling.stop_token_ids")
-        if params.bad_words:
-            params = self._without_words(params)
+        params = with_banned_tokens(params, self._card.encode_rendered)
         check_vocabulary(params, self._card.vocab_size)
         parsing = None
         if options is not None:
@@ -241,26 +239,6 @@ class Intake:
         token_ids = await asyncio.to_thread(call) if is_long else call()
         inputs = encoder_inputs(token_ids, images) if images else ()
         return PromptTokens(token_ids, inputs), expanded.text
-
-    def _without_words(self, params: SamplingParams) -> SamplingParams:
-        """Returns the parameters with bad words replaced by their tokens."""
-        banned = dict.fromkeys(params.bad_token_ids)
-        for i, word in enumerate(params.bad_words):
-            banned |= dict.fromkeys(self._tokens_of_word(f"sampling.bad_words[{i}]", word))
-        return replace(params, bad_words=(), bad_token_ids=tuple(banned))
-
-    def _tokens_of_word(self, field: str, word: str) -> list[tuple[int, ...]]:
-        """Returns the tokens of a word after a space, and of one inside or starting a text."""
-        bare = word.lstrip(" ")
-        forms = dict.fromkeys((word, bare, f" {bare}") if bare else (word,))
-        found = [tuple(self._card.encode_rendered(form)) for form in forms]
-        most = MAX_BAD_TOKEN_SEQUENCE_LENGTH
-        for token_ids in found:
-            if not 1 <= len(token_ids) <= most:
-                raise InvalidArgumentError(
-                    field, f"is {len(token_ids)} tokens of this model; must be 1 to {most}"
-                )
-        return found
 
     def _received(self, call: GenerateCall, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Returns the output that the client already has."""

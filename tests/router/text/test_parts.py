@@ -12,6 +12,7 @@ from baton.client.progress import Progress
 from baton.client.router_messages import resumed_request
 from baton.client.types import Completion, Part, TextPart, ToolCall, ToolCallStart
 from baton.models import locate
+from baton.models.detokenizer import Detokenizer
 from baton.sampling import SamplingParams
 from baton.v1 import inference_pb2 as pb
 from baton_router.apis.grpc.client_wire import to_message
@@ -24,7 +25,6 @@ from baton_router.call.request_parsing import RequestParsing
 from baton_router.call.tokens import Tokens
 from baton_router.lifecycle.answers.answer import Answer
 from baton_router.lifecycle.events import Accepted, coalesced
-from baton_router.text.detokenizer import Detokenizer
 from baton_router.text.output_parsing.formats.catalog import output_format
 from tests.support.router.calls import told_endings
 from tests.support.router.scripted import card

@@ -141,7 +141,7 @@ class SamplingColumns:
             min(params.top_k or self._vocab_size, self._vocab_size),
             params.top_p,
             params.min_p,
-            params.seed,
+            params.seed or 0,
             params.repetition_penalty,
             params.presence_penalty,
             params.frequency_penalty,

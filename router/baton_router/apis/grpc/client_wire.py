@@ -36,7 +36,7 @@ def _accepted(event: Accepted) -> pb.GenerateResponse:
             request_id=request.request_id,
             num_prompt_tokens=len(request.token_ids),
             placement=None if placement is None else _chosen(placement),
-            seed=request.params.seed,
+            seed=request.params.seed or 0,
             model=request.model,
         )
     )

@@ -2,5 +2,5 @@
 
 `answer.py` has one `output.py` for each sequence. It puts tokens in order by position and drops
 duplicates (`reorder_buffer.py`), makes text of them and applies stop strings
-(`baton_router/text/detokenizer.py`).
+(`baton/models/detokenizer.py`).
 """

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
+from baton.models.detokenizer import Detokenizer, StopStrings
 from baton_router.call.output_delta import OutputDelta
 from baton_router.call.parts import Part, Reasoning
 from baton_router.call.request_parsing import RequestParsing
 from baton_router.lifecycle.answers.reorder_buffer import ReorderBuffer
-from baton_router.text.detokenizer import Detokenizer, StopStrings
 
 
 class Output:

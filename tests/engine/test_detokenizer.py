@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from baton.models import locate
-from baton_router.text.detokenizer import Detokenizer, StopStrings
+from baton.models.detokenizer import Detokenizer, StopStrings
 
 
 @cache
