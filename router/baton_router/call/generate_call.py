@@ -49,6 +49,7 @@ class Turn:
         name: of the tool whose result it is, or of its author.
         tool_call_id: of the call whose result it is.
         reasoning: the model's, before what it said.
+        role_field: path of the field that gives it its role, in the client's own terms.
     """
 
     role: str
@@ -57,6 +58,7 @@ class Turn:
     tool_call_id: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    role_field: str = field(default="", compare=False)
 
     @property
     def texts(self) -> Iterator[str]:
@@ -77,6 +79,7 @@ class Conversation:
         effort: of reasoning; "none" turns it off, None leaves it to the template.
         is_of_items: each turn is one item: what the model thought, said and called in one turn is
             in several, and instructions may lead in several.
+        merges_turns: adjacent turns of the user, and of the model, are one.
     """
 
     turns: Sequence[Turn]
@@ -84,6 +87,7 @@ class Conversation:
     variables: Mapping[str, Any] = field(default_factory=dict)
     effort: str | None = None
     is_of_items: bool = False
+    merges_turns: bool = False
 
     @property
     def images(self) -> list[GivenImage]:

@@ -29,9 +29,9 @@ from baton_router.call.generate_call import (
 )
 from baton_router.call.request import ANONYMOUS, Request
 from baton_router.text.chat import ChatTokenizer, RenderedChat
-from baton_router.text.conversation import (
-    in_thread_if_long,
-    normalised,
+from baton_router.text.conversation.in_thread import in_thread_if_long
+from baton_router.text.conversation.normalising import normalised
+from baton_router.text.conversation.template_messages import (
     template_tools,
     template_turns,
     with_frames,
@@ -189,7 +189,7 @@ class Intake:
         self, chat: Conversation, tenant: Tenant | None
     ) -> tuple[PromptTokens, str]:
         """Returns the tokens of a conversation and its text, with its images expanded."""
-        chat = await in_thread_if_long(len(chat.turns), normalised, chat)
+        chat = await in_thread_if_long(len(chat.turns), normalised, chat, self._card.template)
         self._check_messages(len(chat.turns))
         check_text(_MESSAGES, "".join(_texts_of(chat)), self._max_prompt_bytes)
         if chat.tools:

@@ -3,12 +3,10 @@
 Reads only JSON files and the template of the checkpoint; loads neither torch nor weights.
 """
 
-import contextlib
 import functools
 import hashlib
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from baton.errors import FailedPreconditionError, InvalidArgumentError, Unsuppor
 from baton.models import DESCRIPTION, checkpoint_folder, read_json
 from baton.models.pooling import PooledKind, Pooling, read_pooling, why_not
 from baton_router.call.output_format import OutputFormat
+from baton_router.text.chat_template import ChatTemplate
 from baton_router.text.output_parsing.formats import catalog as formats
 
 # Content that a template of a vision model tells from a list of parts.
@@ -101,6 +100,14 @@ class ModelCard:
         return self.takes_images and not _TAKES_TEXT.search(template)
 
     @property
+    def template(self) -> ChatTemplate | None:
+        """Its chat template; None if the model has none."""
+        if self.chat_template is None:
+            return None
+        tokens = tuple(self.special_tokens.items())
+        return _template(self.chat_template, tokens, self.template_needs_parts)
+
+    @property
     def control_token_ids(self) -> frozenset[int]:
         """Tokens that end an answer, that stand for images, and those that chat templates have
         names for."""
@@ -131,10 +138,10 @@ class ModelCard:
         return ids
 
     def warm_up(self) -> None:
-        """Loads the template renderer, which would delay the first conversation by 0.5 s."""
-        if self.chat_template is not None:
-            with contextlib.suppress(InvalidArgumentError):
-                self.render([{"role": "user", "content": "hello"}])
+        """Loads the template renderer and learns what the template takes, which would delay the
+        first conversation by 0.5 s."""
+        if self.template is not None:
+            self.template.abilities  # noqa: B018 - kept by the template
 
     def render(
         self,
@@ -151,40 +158,14 @@ class ModelCard:
 
         Raises `InvalidArgumentError` if the template refuses it or the model has none.
         """
-        if self.chat_template is None:
+        if self.template is None:
             raise InvalidArgumentError("input.chat", f"model {self.name!r} has no chat template")
-        try:
-            rendered, _ = _renderer()(
-                [list(messages)],
-                tools=list(tools) or None,
-                chat_template=self.chat_template,
-                add_generation_prompt=True,
-                **{**self.special_tokens, **(variables or {})},
-            )
-        # A template is code of the checkpoint: odd values may make it raise anything.
-        except Exception as error:
-            raise InvalidArgumentError(
-                "input.chat.messages", f"the model's chat template refuses them: {error}"
-            ) from error
-        return str(rendered[0])
+        return self.template.render(messages, tools, variables)
 
 
 _output_format = functools.cache(formats.output_format)
 _takes_tools = functools.cache(formats.takes_tools)
-
-
-@functools.cache
-def _renderer() -> Callable[..., tuple[list[str], Any]]:
-    """Returns transformers' renderer. Its log lines, of which it prints one without torch, are
-    formatted as all others."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers.utils import logging
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    logging.disable_default_handler()
-    logging.enable_propagation()
-    renderer: Callable[..., tuple[list[str], Any]] = render_jinja_template
-    return renderer
+_template = functools.cache(ChatTemplate)
 
 
 def read_model_card(

@@ -1,10 +1,25 @@
 """Normalising step between conversations as clients gave them and their rendering."""
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton.errors import InvalidArgumentError
 from baton_router.call.generate_call import Conversation, GivenImage, ToolCall, Turn
-from baton_router.text.conversation import normalised
+from baton_router.text.chat_template import ChatTemplate
+from baton_router.text.conversation.normalising import normalised
+from baton_router.text.conversation.template_messages import template_turns
+from tests.support.router.templates import (
+    ALTERNATING,
+    DROPPING,
+    GENERIC,
+    HARMONY_LIKE,
+    LAST_SYSTEM,
+    NO_SYSTEM,
+    STRICT_SYSTEM,
+)
 
 USER = Turn("user", ("Hi.",))
 IMAGE = GivenImage("data:", "input[1].content[0].image_url")
@@ -60,7 +75,8 @@ ITEMS: dict[str, tuple[list[Turn], list[Turn]]] = {
 @pytest.mark.parametrize(("items", "turns"), ITEMS.values(), ids=ITEMS)
 def test_normalised_items_are_turns_of_templates(items, turns):
     assert normalised(Conversation(items, is_of_items=True)).turns == turns
-    assert normalised(Conversation(items)).turns == items
+    known = [replace(turn, role=turn.role.replace("developer", "system")) for turn in items]
+    assert normalised(Conversation(items)).turns == known
 
 
 def test_normalised_effort_yields_to_variables_of_client():
@@ -79,3 +95,169 @@ def test_normalised_refuses_argument_of_renderer_by_path():
     with pytest.raises(InvalidArgumentError, match="not for clients") as caught:
         normalised(Conversation([USER], variables={"x": 1, "tools": []}))
     assert caught.value.field == "parsing.template_variables.tools"
+
+
+def user(text: str) -> Turn:
+    return Turn("user", (text,))
+
+
+def rule(text: str, role: str = "system") -> Turn:
+    return Turn(role, (text,))
+
+
+def result(text: str) -> Turn:
+    return Turn("tool", (text,), tool_call_id="c")
+
+
+RENDERED: dict[str, tuple[str, list[Turn], str]] = {
+    "a developer is the system": (
+        DROPPING,
+        [rule("a", "developer"), user("b")],
+        "<system>a<user>b",
+    ),
+    "a developer, where any role is rendered": (
+        GENERIC,
+        [rule("a", "developer"), user("b")],
+        "<system>a<user>b",
+    ),
+    "a developer, where the template knows one": (
+        HARMONY_LIKE,
+        [rule("a", "developer"), user("b")],
+        "<developer># Instructions a<user>b",
+    ),
+    "the system and a developer": (
+        HARMONY_LIKE,
+        [rule("a"), rule("b", "developer"), user("c")],
+        "<developer># Instructions a\n\nb<user>c",
+    ),
+    "later rules, where the template takes them": (
+        GENERIC,
+        [rule("a"), rule("b"), user("c"), rule("d", "developer")],
+        "<system>a<system>b<user>c<system>d",
+    ),
+    "repeated rules": (
+        STRICT_SYSTEM,
+        [rule("a"), rule("b", "developer"), user("c")],
+        "<system>a\n\nb<user>c",
+    ),
+    "later rules after the user": (
+        STRICT_SYSTEM,
+        [rule("a"), user("b"), rule("c"), said("d"), user("e")],
+        "<system>a<user>b\n<system>\nc\n</system><assistant>d<user>e",
+    ),
+    "later rules before the user": (
+        LAST_SYSTEM,
+        [user("a"), said("b"), rule("c"), rule("d"), user("e")],
+        "<user>a<assistant>b<user><system>\nc\n</system>\n<system>\nd\n</system>\ne",
+    ),
+    "later rules between answers": (
+        HARMONY_LIKE,
+        [user("a"), said("b"), rule("c", "developer"), said("d"), rule("e")],
+        "<user>a<assistant>b<user><system>\nc\n</system><assistant>d<user><system>\ne\n</system>",
+    ),
+    "later rules after a result": (
+        ALTERNATING,
+        [user("a"), called(CALL), result("b"), rule("c"), said("d")],
+        "<user>a<assistant>[time]<tool>b\n<system>\nc\n</system><assistant>d",
+    ),
+    "rules without a system": (
+        NO_SYSTEM,
+        [rule("a"), rule("b"), user("c"), rule("d")],
+        "<user>a\n\nb\n\nc\n<system>\nd\n</system>",
+    ),
+    "no rules but empty ones": (NO_SYSTEM, [rule(""), user("a")], "<user>a"),
+    "rules alone": (NO_SYSTEM, [rule("a")], "<user>a\n"),
+    "adjacent turns of one role": (
+        ALTERNATING,
+        [user("a"), user("b"), said("c"), said("d"), user("e")],
+        "<user>a\nb<assistant>c\nd<user>e",
+    ),
+    "a result and a text": (
+        ALTERNATING,
+        [user("a"), called(CALL), result("b"), result("c"), user("d"), user("e"), said("f")],
+        "<user>a<assistant>[time]<tool>b<tool>c\nd\ne<assistant>f",
+    ),
+    "adjacent turns, where the template takes them": (
+        DROPPING,
+        [user("a"), user("b"), called(CALL), result("c"), user("d")],
+        "<user>a<user>b<assistant>[time]<tool>c<user>d",
+    ),
+}
+
+
+def rendered(source: str, turns: list[Turn]) -> str:
+    template = ChatTemplate(source)
+    made = normalised(Conversation(turns), template)
+    return template.render(template_turns(made)).removesuffix("<assistant>")
+
+
+@pytest.mark.parametrize(("source", "turns", "text"), RENDERED.values(), ids=RENDERED)
+def test_normalised_turns_are_those_that_template_takes(source, turns, text):
+    assert rendered(source, turns) == text
+
+
+TEMPLATES = [
+    ALTERNATING,
+    DROPPING,
+    GENERIC,
+    HARMONY_LIKE,
+    LAST_SYSTEM,
+    NO_SYSTEM,
+    STRICT_SYSTEM,
+]
+
+
+@given(
+    source=st.sampled_from(TEMPLATES),
+    roles=st.lists(st.sampled_from(["system", "developer", "user", "assistant"]), max_size=6),
+)
+def test_normalised_conversation_loses_no_text(source, roles):
+    """Roles come in any order after a turn of the user, which all templates expect."""
+    turns = [Turn(role, (f"text{at}",)) for at, role in enumerate(("user", *roles))]
+    text = rendered(source, turns)
+    places = [text.find(f"text{at}") for at in range(len(turns))]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+def test_normalised_merges_adjacent_turns_if_api_says_so():
+    turns = [user("a"), user("b"), result("c"), result("d"), user("e"), said("f"), called(CALL)]
+    made = normalised(Conversation(turns, merges_turns=True)).turns
+    whole = Turn("assistant", ("f",), tool_calls=(CALL,))
+    assert made == [Turn("user", ("a", "b")), result("c"), result("d"), user("e"), whole]
+
+
+@pytest.mark.parametrize(
+    ("source", "role"), [(DROPPING, "robot"), (DROPPING, "function"), (NO_SYSTEM, "tool")]
+)
+def test_normalised_refuses_role_that_template_drops(source, role):
+    turns = [USER, Turn(role, ("x",), role_field="messages[1].role")]
+    with pytest.raises(InvalidArgumentError, match="renders nothing") as caught:
+        normalised(Conversation(turns), ChatTemplate(source))
+    assert caught.value.field == "messages[1].role"
+    assert normalised(Conversation(turns), ChatTemplate(GENERIC)).turns == turns
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ('{"a": "b"}', {"a": "b"}),
+        ("", {}),
+        (" ", {}),
+        ("null", {}),
+        ("[]", {"arguments": "[]"}),
+        ('"x"', {"arguments": '"x"'}),
+        ('{"a": 1}{"b": 2}', {"arguments": '{"a": 1}{"b": 2}'}),
+        ('{"a": "Os', {"arguments": '{"a": "Os'}),
+        ("not json", {"arguments": "not json"}),
+        ('{"a": NaN}', {"arguments": '{"a": NaN}'}),
+        ('{"a": "\\ud800"}', {"arguments": '{"a": "\\ud800"}'}),
+        ("[" * 5000, {"arguments": "[" * 5000}),
+    ],
+)
+def test_template_gets_arguments_as_an_object(written, arguments):
+    call = ToolCall("c", "time", written)
+    (turn,) = template_turns(Conversation([called(call)]))
+    assert turn["tool_calls"][0]["function"]["arguments"] == arguments
+    values = "".join(f" {key}={value}" for key, value in arguments.items())
+    assert rendered(GENERIC, [called(call)]) == f"<assistant>[time{values}]"

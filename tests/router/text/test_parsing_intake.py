@@ -14,7 +14,7 @@ from baton.v1 import sampling_pb2
 from baton_router.call.generate_call import Conversation, Turn
 from baton_router.call.output_format import Choice
 from baton_router.call.request import Request
-from baton_router.text.conversation import template_turns
+from baton_router.text.conversation.template_messages import template_turns
 from baton_router.text.intake import Intake
 from baton_router.text.model_card import ModelCard, read_model_card
 from baton_router.text.request_bounds import RequestLimits, message_bounds

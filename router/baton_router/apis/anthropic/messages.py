@@ -8,7 +8,7 @@ from baton_router.apis.anthropic.writer import MessageWriter
 from baton_router.apis.openai.generations import Generations
 from baton_router.apis.openai.schemas import ChatOptions
 from baton_router.call.generate_call import Conversation as GivenConversation
-from baton_router.text.conversation import in_thread_if_long
+from baton_router.text.conversation.in_thread import in_thread_if_long
 
 
 class Messages:

@@ -1,6 +1,5 @@
 """Writer of Anthropic's Messages API: a message of blocks, whole or as a stream of typed events."""
 
-import json
 from collections.abc import Mapping, Sequence
 
 from baton_router.apis.answers.answer_writer import AnswerStart, Json, named_event
@@ -8,6 +7,7 @@ from baton_router.apis.answers.blocks import Block, BlockDelta, Blocks, BlockSta
 from baton_router.apis.answers.sequence_reader import SequenceDelta
 from baton_router.apis.anthropic.errors import error_body
 from baton_router.apis.edge.errors import Failure
+from baton_router.call.arguments import arguments_object
 
 # Type of a delta and the name of its piece, by the kind of block.
 _DELTAS = {
@@ -124,15 +124,5 @@ def _new_block(block: Block) -> Json:
 def _block(block: Block) -> Json:
     new = _new_block(block)
     if block.kind == "call":
-        return {**new, "input": _input(block.content)}
+        return {**new, "input": arguments_object(block.content)}
     return {**new, "thinking" if block.kind == "reasoning" else "text": block.content}
-
-
-def _input(written: str) -> object:
-    """Returns the input of a call; text that is no JSON, as a model may write it, as a string in an
-    object, since it must be one."""
-    try:
-        found = json.loads(written)
-    except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"arguments": written}

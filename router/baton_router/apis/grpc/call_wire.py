@@ -25,7 +25,7 @@ from baton_router.call.generate_call import (
 )
 from baton_router.call.output_format import Choice, ParsingOptions, Tool
 from baton_router.lifecycle.worker_wire import reason_of
-from baton_router.text.conversation import in_thread_if_long
+from baton_router.text.conversation.in_thread import in_thread_if_long
 
 _CHOICES = {
     pb.TOOL_CHOICE_UNSPECIFIED: Choice.AUTO,
@@ -165,7 +165,15 @@ def _turn(at: int, message: pb.ChatMessage) -> Turn:
             raise InvalidArgumentError(f"{field}.parts", "is set beside content; give one of them")
         parts = tuple(_part(part, f"{field}.parts[{i}]") for i, part in enumerate(message.parts))
     calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls)
-    return Turn(message.role, parts, message.name, message.tool_call_id, message.reasoning, calls)
+    return Turn(
+        message.role,
+        parts,
+        message.name,
+        message.tool_call_id,
+        message.reasoning,
+        calls,
+        f"{field}.role",
+    )
 
 
 def _part(part: pb.ContentPart, field: str) -> str | GivenImage:

@@ -28,13 +28,17 @@ def conversation_of(body: ChatRequest) -> Conversation:
 
 
 def with_options(
-    turns: Sequence[Turn], options: ChatOptions, *, are_items: bool = False
+    turns: Sequence[Turn],
+    options: ChatOptions,
+    *,
+    are_items: bool = False,
+    merges_turns: bool = False,
 ) -> Conversation:
-    """Returns the conversation of these turns, with tools and variables. Raises
-    `InvalidArgumentError`."""
+    """Returns the conversation of these turns, with tools and variables; the other arguments are
+    its. Raises `InvalidArgumentError`."""
     tools = list(map(_tool, _tools(options)))
     effort = options.reasoning_effort
-    return Conversation(turns, tools, options.chat_template_kwargs, effort, are_items)
+    return Conversation(turns, tools, options.chat_template_kwargs, effort, are_items, merges_turns)
 
 
 def _turn(message: ChatMessage, field: str) -> Turn:
@@ -49,6 +53,7 @@ def _turn(message: ChatMessage, field: str) -> Turn:
         message.tool_call_id or "",
         message.thought,
         tuple(calls),
+        f"{field}.role",
     )
 
 

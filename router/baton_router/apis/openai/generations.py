@@ -33,7 +33,7 @@ from baton_router.call.generate_call import Conversation, GenerateCall, PromptIn
 from baton_router.call.output_format import ParsingOptions
 from baton_router.routing.placement.placer import Placer
 from baton_router.served.served_models import Models, ServedModel
-from baton_router.text.conversation import in_thread_if_long
+from baton_router.text.conversation.in_thread import in_thread_if_long
 from baton_router.text.token_bytes import TokenBytes
 
 ExtraOf = Callable[[Caller, Placer], Extra]

@@ -67,7 +67,7 @@ def items_of(body: ResponsesRequest) -> list[Json]:
     if not body.input:
         raise InvalidArgumentError("input", "is empty; expected a text or items. Send a message.")
     return [
-        {"type": "message", **item} if isinstance(item, dict) and "type" not in item else item
+        {**item, "type": "message"} if isinstance(item, dict) and item.get("type") is None else item
         for item in body.input
     ]
 
@@ -156,7 +156,7 @@ def _turn(item: Item, place: str, *, leads: bool) -> Turn | None:
             return Turn("assistant", tool_calls=(call,))
         case FunctionCallOutput():
             parts = _parts(item.output, f"{place}.output")
-            return Turn("tool", parts, tool_call_id=item.call_id)
+            return Turn("tool", parts, tool_call_id=item.call_id, role_field=place)
         case ReasoningItem():
             thought = "".join(part.text for part in item.content or ())
             return Turn("assistant", reasoning=thought)

@@ -14,7 +14,7 @@ from baton_router.apis.responses.conversion import conversation_of, items_of, op
 from baton_router.apis.responses.schemas import ResponsesRequest
 from baton_router.apis.responses.store import ResponseStore
 from baton_router.apis.responses.writer import ResponseWriter
-from baton_router.text.conversation import in_thread_if_long
+from baton_router.text.conversation.in_thread import in_thread_if_long
 
 
 class _Stored(msgspec.Struct, frozen=True):

@@ -1,0 +1,178 @@
+"""Chat template of a model: its rendering and its abilities.
+
+Templates are code of checkpoints. Some refuse a conversation that others take, and some leave out
+turns without a word; so short conversations are rendered once to learn what a template takes. Loads
+the renderer, which takes 0.5 s, with the first rendering.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton.errors import InvalidArgumentError
+
+_Messages = Sequence[Mapping[str, Any]]
+
+_MAX_ROLES = 64
+# A role that no template knows.
+_UNKNOWN_ROLE = "somerole"
+# Texts of the turns of a probe, which no template has by itself.
+_TEXTS = tuple(f"text{number}of{number}" for number in range(8))
+# The form of ids that Mistral's templates demand.
+_CALL_ID = "call00001"
+_CALL = {
+    "id": _CALL_ID,
+    "type": "function",
+    "function": {"name": "probe", "arguments": {"x": "y"}},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateAbilities:
+    """Abilities of a chat template: turns that it takes. By default all, and none of developers.
+
+    Attributes:
+        knows_developer: turns of the role `developer` are not those of an unknown role.
+        takes_system: the conversation may begin with a turn of the system,
+        takes_repeated_system: or with several,
+        takes_later_system: and others may come later, each at its place.
+        takes_repeated_users: the user may have several turns one after the other,
+        takes_repeated_answers: and so may the model.
+        takes_user_after_result: a turn of the user may follow the result of a call.
+    """
+
+    knows_developer: bool = False
+    takes_system: bool = True
+    takes_repeated_system: bool = True
+    takes_later_system: bool = True
+    takes_repeated_users: bool = True
+    takes_repeated_answers: bool = True
+    takes_user_after_result: bool = True
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """Chat template of one checkpoint.
+
+    Attributes:
+        special_tokens: by the names that templates use, such as "bos_token".
+        needs_parts: it reads content as a list of parts, even of text alone.
+    """
+
+    source: str
+    special_tokens: tuple[tuple[str, str], ...] = ()
+    needs_parts: bool = False
+
+    def render(
+        self,
+        messages: _Messages,
+        tools: _Messages = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Returns the conversation as text, as `ModelCard.render`. Raises
+        `InvalidArgumentError`."""
+        try:
+            rendered, _ = _renderer()(
+                [list(messages)],
+                tools=list(tools) or None,
+                chat_template=self.source,
+                add_generation_prompt=True,
+                **{**dict(self.special_tokens), **(variables or {})},
+            )
+        # A template is code of the checkpoint: odd values may make it raise anything.
+        except Exception as error:
+            raise InvalidArgumentError(
+                "input.chat.messages", f"the model's chat template refuses them: {error}"
+            ) from error
+        return str(rendered[0])
+
+    @functools.cached_property
+    def abilities(self) -> TemplateAbilities:
+        """Abilities that its renderings of short conversations show."""
+        if not self._takes("user") or not self._takes("user", "assistant", "user"):
+            return TemplateAbilities()  # it expects something that probes do not have
+        knows_developer = self._knows("developer")
+        rules = ("system", "developer") if knows_developer else ("system",)
+        takes_system = self._takes("system", "user")
+        takes_results = self._takes("user", "call", "tool")
+        later = [
+            ("user", "system"),
+            ("user", "system", "assistant", "user"),
+            ("system", "user", "assistant", "system", "user"),
+            *([("user", "call", "tool", "system")] if takes_results else ()),
+        ]
+        return TemplateAbilities(
+            knows_developer=knows_developer,
+            takes_system=takes_system,
+            takes_repeated_system=all(self._takes("system", rule, "user") for rule in rules),
+            takes_later_system=takes_system
+            and all(
+                self._takes(*(rule if role == "system" else role for role in roles))
+                for roles in later
+                for rule in rules
+            ),
+            takes_repeated_users=self._takes("user", "user"),
+            takes_repeated_answers=self._takes("user", "assistant", "assistant", "user"),
+            takes_user_after_result=not takes_results
+            or self._takes("user", "call", "tool", "user"),
+        )
+
+    def renders_role(self, role: str) -> bool:
+        """Returns whether a turn of this role is rendered, or refused by the template itself."""
+        return _renders_role(self, _UNKNOWN_ROLE) or _renders_role(self, role)
+
+    def _takes(self, *roles: str) -> bool:
+        """Returns whether turns of these roles are rendered, in order."""
+        rendered = self._rendered(roles)
+        if rendered is None:
+            return False
+        texts = [text for role, text in zip(roles, _TEXTS, strict=False) if role != "call"]
+        places = [rendered.find(text) for text in texts]
+        return -1 not in places and places == sorted(places)
+
+    def _knows(self, role: str) -> bool:
+        """Returns whether a turn of this role is rendered otherwise than one of an unknown role."""
+        rendered, unknown = self._rendered((role, "user")), self._rendered((_UNKNOWN_ROLE, "user"))
+        if rendered is None or _TEXTS[0] not in rendered:
+            return False
+        return unknown is None or unknown.replace(_UNKNOWN_ROLE, role) != rendered
+
+    def _rendered(self, roles: Sequence[str]) -> str | None:
+        """Returns a conversation of turns of these roles, each with a text of its own; None if the
+        template refuses it. The role "call" is a call of the model."""
+        made = [self._message(role, text) for role, text in zip(roles, _TEXTS, strict=False)]
+        try:
+            return self.render(made)
+        except InvalidArgumentError:
+            return None
+
+    def _message(self, role: str, text: str) -> dict[str, Any]:
+        if role == "call":
+            return {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+        content = [{"type": "text", "text": text}] if self.needs_parts else text
+        if role == "tool":
+            return {"role": role, "content": content, "tool_call_id": _CALL_ID, "name": "probe"}
+        return {"role": role, "content": content}
+
+
+@functools.lru_cache(maxsize=_MAX_ROLES)
+def _renders_role(template: ChatTemplate, role: str) -> bool:
+    before = ("user", "call") if role == "tool" else ("user",)
+    rendered = template._rendered((*before, role))
+    return rendered is None or _TEXTS[len(before)] in rendered
+
+
+@functools.cache
+def _renderer() -> Callable[..., tuple[list[str], Any]]:
+    """Returns transformers' renderer. Its log lines, of which it prints one without torch, are
+    formatted as all others."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers.utils import logging
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    logging.disable_default_handler()
+    logging.enable_propagation()
+    renderer: Callable[..., tuple[list[str], Any]] = render_jinja_template
+    return renderer
