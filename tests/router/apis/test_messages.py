@@ -194,6 +194,71 @@ async def test_conversation_of_blocks_becomes_messages_of_the_template(model):
     assert last.startswith("## assistant")
 
 
+@pytest.mark.parametrize("content", ["Be brief.", [{"type": "text", "text": "Be brief."}]])
+async def test_messages_take_system_turns_anywhere(model, content):
+    answer: Any = {"role": "assistant", "content": "Rain."}
+    said: Any = {"role": "system", "content": content}
+    for turns, begin in (
+        ([said, USER], "## systemBe brief.<|im_end|> ## user"),
+        ([USER, said], "Oslo?<|im_end|> ## systemBe brief.<|im_end|> ## assistant"),
+        ([USER, said, answer, USER], "Oslo?<|im_end|> ## systemBe brief.<|im_end|> ## assistant"),
+    ):
+        assert begin in (await prompt_of(model, messages=turns)).replace("\n", " ")
+    async with front_of(prefill(), decode(), model=model) as front:
+        client = client_of(front)
+        num = [
+            (await client.messages.count_tokens(model=model.name, messages=turns)).input_tokens
+            for turns in ([USER], [USER, said])
+        ]
+    assert num[1] > num[0]
+
+
+async def test_messages_combine_adjacent_turns_of_one_role(model):
+    text: Any = {"type": "text", "text": "b"}
+    turns: list[Any] = [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": [text]},
+        {"role": "assistant", "content": "c"},
+        {"role": "assistant", "content": [text]},
+        {"role": "user", "content": "d"},
+    ]
+    prompt = await prompt_of(model, messages=turns)
+    assert prompt.startswith("## usera\nb<|im_end|>\n## assistantc\nb<|im_end|>\n## userd")
+
+
+async def test_result_of_a_tool_may_have_documents_and_references(model):
+    use: Any = {"type": "tool_use", "id": "c", "name": "find", "input": {}}
+    thought: Any = {"type": "redacted_thinking", "data": "x"}
+    document: Any = {
+        "type": "document",
+        "title": "Plan",
+        "source": {"type": "text", "data": "One."},
+    }
+    blocks = {"type": "content", "content": [{"type": "text", "text": "Two."}]}
+    result: Any = [
+        {
+            "type": "search_result",
+            "source": "a.html",
+            "title": "A",
+            "content": [{"type": "text", "text": "Rain."}],
+        },
+        {"type": "tool_reference", "tool_name": "weather"},
+        document,
+        {"type": "document", "source": blocks, "title": None, "context": None},
+    ]
+    turns: list[Any] = [
+        USER,
+        {"role": "assistant", "content": [thought, use]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "c", "content": result}, document],
+        },
+    ]
+    prompt = await prompt_of(model, messages=turns)
+    assert "## toolA\na.html\nRain.\nweather\nPlan\nOne.\nTwo.<|im_end|>" in prompt
+    assert "## userPlan\nOne.<|im_end|>" in prompt
+
+
 async def test_disabled_thinking_and_effort_reach_the_template(model):
     assert "<think>" not in await prompt_of(model)
     assert "<think>" in await prompt_of(model, thinking={"type": "disabled"})
@@ -204,7 +269,11 @@ async def test_disabled_thinking_and_effort_reach_the_template(model):
 async def test_forced_call_thinks_only_where_asked_to(model, choice):
     forced: dict[str, Any] = {"tools": [WEATHER], "tool_choice": choice}
     assert "<think>" in await prompt_of(model, **forced)  # closed at once
-    for asked in ({"thinking": {"type": "adaptive"}}, {"output_config": {"effort": "low"}}):
+    for asked in (
+        {"thinking": {"type": "adaptive"}},
+        {"thinking": {"type": "between_tools"}},
+        {"output_config": {"effort": "low"}},
+    ):
         assert "<think>" not in await prompt_of(model, **forced, **asked)
 
 
@@ -268,8 +337,24 @@ async def test_message_accepts_hints_without_effect(model):
         ({"messages": [USER, {"role": "assistant", "content": "It"}]}, "messages[1].role"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "container_upload"}]}]},
             "messages[0].content[0].type",
+        ),
+        *(
+            (
+                {"messages": [{"role": "user", "content": [{"type": "document", "source": s}]}]},
+                "messages[0].content[0].source.type",
+            )
+            for s in ({"type": "url", "url": "https://a/b.pdf"}, {"type": "base64", "data": ""})
+        ),
+        (
+            {
+                "messages": [
+                    USER,
+                    {"role": "system", "content": [{"type": "thinking", "thinking": "Hm."}]},
+                ]
+            },
+            "messages[1].content[0].type",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},

@@ -211,6 +211,16 @@ def test_unknown_fields_of_deep_messages_are_found():
             },
             "messages[].id, messages[].content[].mood",
         ),
+        (
+            "messages",
+            MESSAGE,
+            {
+                "output_config": {"effort": "low", "task_budget": {"type": "tokens", "total": 9}},
+                "thinking": {"type": "between_tools", "mood": 1},
+                "tool_choice": {"type": "auto", "mood": 1},
+            },
+            "output_config.task_budget, thinking.mood, tool_choice.mood",
+        ),
         ("messages/count_tokens", {"messages": MESSAGE["messages"]}, {"seed": 1}, "seed"),
     ],
 )
@@ -238,7 +248,7 @@ async def test_other_apis_refuse_unknown_fields_if_told_to(path, needed):
         ("responses", RESPONSE, {"echo": True}),
         ("messages", MESSAGE, {"seed": 5}),
         ("messages", MESSAGE, {"response_format": {"type": "json_object"}}),
-        ("messages", MESSAGE, {"thinking": {"type": "disabled", "mood": 1}}),
+        ("messages", MESSAGE, {"output_config": {"regex": "a"}}),
     ],
 )
 async def test_other_apis_refuse_what_would_change_the_answer(path, needed, fields):

@@ -8,16 +8,21 @@ from baton.errors import InvalidArgumentError
 from baton_router.apis.answers.answer_writer import Json
 from baton_router.apis.anthropic.schemas import (
     AnyChoice,
+    Block,
+    BlocksSource,
     Conversation,
     CustomTool,
     ImageBlock,
     Message,
     MessagesRequest,
     NoChoice,
+    ReadBlock,
+    SearchResult,
     TextBlock,
     ThinkingBlock,
     ThinkingOff,
     ThinkingOn,
+    ToolReference,
     ToolResult,
     ToolUse,
 )
@@ -93,7 +98,7 @@ def conversation_of(body: Conversation, options: ChatOptions) -> generate_call.C
     turns = [Turn("system", (system,))] if system else []
     for at, message in enumerate(body.messages):
         turns += _turns(message, f"messages[{at}]")
-    return with_options(turns, options)
+    return with_options(turns, options, merges_turns=True)
 
 
 def _forbids_thinking(body: Conversation) -> bool:
@@ -133,6 +138,8 @@ def _turns(message: Message, place: str) -> list[Turn]:
     """Returns the turns of a message: one for each result of a call, and of what is between."""
     if isinstance(message.content, str):
         return [Turn(message.role, (message.content,))]
+    if message.role == "system":
+        return [Turn("system", (_text(_texts(message.content, place)),))]
     if message.role == "assistant":
         return [_answer(message)]
     turns: list[Turn] = []
@@ -143,24 +150,58 @@ def _turns(message: Message, place: str) -> list[Turn]:
             if parts:
                 turns.append(Turn("user", joined_texts(parts)))
                 parts = []
-            result = block.content
-            inner = [result] if isinstance(result, str) else _parts(result, field)
-            turns.append(Turn("tool", joined_texts(inner), tool_call_id=block.tool_use_id))
-        elif isinstance(block, TextBlock | ImageBlock):
-            parts.append(_part(block, field))
+            turns.append(
+                Turn(
+                    "tool",
+                    joined_texts(_parts(block.content, f"{field}.content")),
+                    tool_call_id=block.tool_use_id,
+                    role_field=f"{field}.type",
+                )
+            )
+        elif isinstance(block, ReadBlock):
+            parts += _read(block, field)
     if parts or not turns:
         turns.append(Turn("user", joined_texts(parts)))
     return turns
 
 
-def _parts(blocks: Sequence[TextBlock | ImageBlock], field: str) -> list[str | GivenImage]:
-    return [_part(block, f"{field}.content[{at}]") for at, block in enumerate(blocks)]
+def _texts(content: Sequence[Block], place: str) -> list[TextBlock]:
+    """Returns blocks that are all text. Raises `InvalidArgumentError` for another one."""
+    texts = []
+    for at, block in enumerate(content):
+        if not isinstance(block, TextBlock):
+            raise InvalidArgumentError(
+                f"{place}.content[{at}].type",
+                f"is {block.__struct_config__.tag!r}; expected 'text' in a message of the system",
+            )
+        texts.append(block)
+    return texts
 
 
-def _part(block: TextBlock | ImageBlock, field: str) -> str | GivenImage:
-    if isinstance(block, TextBlock):
-        return block.text
-    return GivenImage(block.source.as_url, f"{field}.source")
+def _parts(
+    content: str | Sequence[ReadBlock | ToolReference], field: str
+) -> list[str | GivenImage]:
+    """Returns the parts of content at `field`: its images, and the text of all else."""
+    if isinstance(content, str):
+        return [content]
+    return [part for at, block in enumerate(content) for part in _read(block, f"{field}[{at}]")]
+
+
+def _read(block: ReadBlock | ToolReference, field: str) -> list[str | GivenImage]:
+    match block:
+        case TextBlock():
+            return [block.text]
+        case ImageBlock():
+            return [GivenImage(block.source.as_url, f"{field}.source")]
+        case ToolReference():
+            return [block.tool_name]
+        case SearchResult():
+            texts = (block.title, block.source, _text(block.content))
+            return ["\n".join(text for text in texts if text)]
+    heads: list[str | GivenImage] = [text for text in (block.title, block.context) if text]
+    if isinstance(block.source, BlocksSource):
+        return heads + _parts(block.source.content, f"{field}.source.content")
+    return [*heads, block.source.data]
 
 
 def _answer(message: Message) -> Turn:

@@ -1,8 +1,7 @@
 """Request schemas of Anthropic's Messages API, as far as it is supported.
 
-Unknown fields of a request, its messages and its tools are left to
-`baton_router.apis.edge.body.unknown_fields`; elsewhere they are refused by name, and so are known
-ones that would change the answer and cannot be honoured.
+Unknown fields are left to `baton_router.apis.edge.body.unknown_fields`. Known ones that would
+change the answer and cannot be honoured are refused by name.
 """
 
 from typing import Any, ClassVar, Literal
@@ -16,7 +15,7 @@ from baton_router.apis.openai.schemas import BatonOptions, ChatRequest, JsonObje
 _UNSUPPORTED = ("container", "mcp_servers")
 
 
-class _Schema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Schema(Struct, frozen=True, kw_only=True):
     """Schema whose types are taken literally: no text is a number."""
 
 
@@ -34,10 +33,16 @@ class ThinkingBlock(_Block, frozen=True, tag="thinking"):
     signature: str = ""
 
 
+class RedactedThinking(_Block, frozen=True, tag="redacted_thinking"):
+    """Thinking of another model, which only its server can read."""
+
+    data: str = ""
+
+
 class ToolUse(_Block, frozen=True, tag="tool_use"):
     id: str
     name: str
-    input: JsonObject
+    input: JsonObject = {}
 
 
 class Base64Source(_Schema, frozen=True, tag_field="type", tag="base64"):
@@ -61,20 +66,52 @@ class ImageBlock(_Block, frozen=True, tag="image"):
     source: Base64Source | UrlSource
 
 
+class PlainTextSource(_Schema, frozen=True, tag_field="type", tag="text"):
+    data: str
+
+
+class BlocksSource(_Schema, frozen=True, tag_field="type", tag="content"):
+    content: str | list[TextBlock | ImageBlock]
+
+
+class DocumentBlock(_Block, frozen=True, tag="document"):
+    """Document, of text or blocks."""
+
+    source: PlainTextSource | BlocksSource
+    title: str = ""
+    context: str = ""
+
+
+class SearchResult(_Block, frozen=True, tag="search_result"):
+    source: str
+    title: str
+    content: list[TextBlock]
+
+
+class ToolReference(_Block, frozen=True, tag="tool_reference"):
+    """Name of a tool that a search for tools has found."""
+
+    tool_name: str
+
+
+ReadBlock = TextBlock | ImageBlock | DocumentBlock | SearchResult
+"""Block that the model reads."""
+
+
 class ToolResult(_Block, frozen=True, tag="tool_result"):
     tool_use_id: str
-    content: str | list[TextBlock | ImageBlock] = ""
+    content: str | list[ReadBlock | ToolReference] = ""
 
 
-Block = TextBlock | ImageBlock | ThinkingBlock | ToolUse | ToolResult
+Block = ReadBlock | ThinkingBlock | RedactedThinking | ToolUse | ToolResult
 
 
-class Message(_Schema, frozen=True, forbid_unknown_fields=False):
-    role: Literal["user", "assistant"]
+class Message(_Schema, frozen=True):
+    role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
-class CustomTool(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):
+class CustomTool(_Schema, frozen=True, kw_only=True):
     """Tool that the client runs; the only type of tools here."""
 
     type: Literal["custom"] | None = None
@@ -117,6 +154,13 @@ class ThinkingAdaptive(_Schema, frozen=True, tag_field="type", tag="adaptive"):
     display: str | None = None
 
 
+class ThinkingBetweenTools(_Schema, frozen=True, tag_field="type", tag="between_tools"):
+    display: str | None = None
+
+
+Thinking = ThinkingOn | ThinkingOff | ThinkingAdaptive | ThinkingBetweenTools
+
+
 class OutputSchema(_Schema, frozen=True, tag_field="type", tag="json_schema"):
     json_schema: JsonObject = field(name="schema")
 
@@ -126,7 +170,7 @@ class OutputConfig(_Schema, frozen=True):
     format: OutputSchema | None = None
 
 
-class Conversation(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):
+class Conversation(_Schema, frozen=True, kw_only=True):
     """Conversation and tools: the request body of `/v1/messages/count_tokens`."""
 
     messages: list[Message]
@@ -134,7 +178,7 @@ class Conversation(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=Fal
     system: str | list[TextBlock] = ""
     tools: list[CustomTool] = []
     tool_choice: AutoChoice | AnyChoice | ToolChoice | NoChoice = AutoChoice()
-    thinking: ThinkingOn | ThinkingOff | ThinkingAdaptive | None = None
+    thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
     baton: BatonOptions = field(default_factory=BatonOptions)
 

@@ -1,0 +1,121 @@
+"""Conversations by every API: one prompt, whatever the template takes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.errors import InvalidArgumentError
+from baton.v1 import inference_pb2 as pb
+from baton_router.text.intake import Intake
+from baton_router.text.model_card import ModelCard
+from baton_router.text.request_bounds import RequestLimits
+from tests.support.router.calls import call_of
+from tests.support.router.front import front_of
+from tests.support.router.scripted import decode, prefill
+from tests.support.router.templates import ALTERNATING, DROPPING, GENERIC, STRICT_SYSTEM
+from tests.support.router.written import writing
+
+CUT = '{"city": "Os'
+
+
+def text_of(ids: Sequence[int], model: ModelCard) -> str:
+    return str(model.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+async def prompt_over_http(model: ModelCard, path: str, body: dict[str, Any]) -> str:
+    computing, decoding = writing("a", model=model)
+    async with front_of(computing, decoding, model=model) as front:
+        answer = await front.post(f"/v1/{path}", json=body)
+    assert answer.status_code == 200, answer.text
+    (asked,) = computing.requests
+    return text_of(asked.token_ids, model)
+
+
+async def prompt_over_grpc(model: ModelCard, messages: list[pb.ChatMessage]) -> str:
+    call = call_of(pb.GenerateRequest(chat=pb.Chat(messages=messages)))
+    request = await Intake(model, RequestLimits()).read(call, model.max_model_len)
+    return text_of(request.token_ids, model)
+
+
+PROMPTS = {
+    GENERIC: "<system>a<user>b<assistant>[f city=Oslo]<tool>c<user>d<system>e<assistant>",
+    STRICT_SYSTEM: (
+        "<system>a<user>b<assistant>[f]<tool>c<user>d\n<system>\ne\n</system><assistant>"
+    ),
+    ALTERNATING: "<system>a<user>b<assistant>[f]<tool>c\nd\n<system>\ne\n</system><assistant>",
+}
+
+
+@pytest.mark.parametrize("template", PROMPTS, ids=["generic", "strict system", "alternating"])
+async def test_one_conversation_makes_one_prompt_by_every_api(model, template):
+    card = replace(model, chat_template=template)
+    function = {"name": "f", "arguments": '{"city": "Oslo"}'}
+    chat = [
+        {"role": "system", "content": "a"},
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "tool_calls": [{"id": "c", "function": function}]},
+        {"role": "tool", "tool_call_id": "c", "content": "c"},
+        {"role": "user", "content": "d"},
+        {"role": "developer", "content": "e"},
+    ]
+    items = [
+        *chat[:2],
+        {"type": "function_call", "call_id": "c", **function},
+        {"type": "function_call_output", "call_id": "c", "output": "c"},
+        *chat[4:],
+    ]
+    use = {"type": "tool_use", "id": "c", "name": "f", "input": {"city": "Oslo"}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "c"}
+    messages = [
+        {"role": "user", "content": "b"},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result, {"type": "text", "text": "d"}]},
+        {"role": "system", "content": "e"},
+    ]
+    call = pb.ToolCall(id="c", name="f", arguments='{"city": "Oslo"}')
+    typed = [
+        pb.ChatMessage(role="system", content="a"),
+        pb.ChatMessage(role="user", content="b"),
+        pb.ChatMessage(role="assistant", tool_calls=[call]),
+        pb.ChatMessage(role="tool", content="c", tool_call_id="c"),
+        pb.ChatMessage(role="user", content="d"),
+        pb.ChatMessage(role="developer", content="e"),
+    ]
+    prompts = [
+        await prompt_over_http(card, "chat/completions", {"messages": chat}),
+        await prompt_over_http(card, "responses", {"input": items}),
+        await prompt_over_http(
+            card, "messages", {"system": "a", "messages": messages, "max_tokens": 9}
+        ),
+        await prompt_over_grpc(card, typed),
+    ]
+    assert prompts == [PROMPTS[template]] * 4
+
+
+async def test_cut_arguments_of_an_earlier_call_reach_the_model(model):
+    card = replace(model, chat_template=GENERIC)
+    user = {"role": "user", "content": "b"}
+    function = {"name": "f", "arguments": CUT}
+    call = {"role": "assistant", "tool_calls": [{"id": "c", "function": function}]}
+    item = {"type": "function_call", "call_id": "c", **function}
+    for path, body in (
+        ("chat/completions", {"messages": [user, call, user]}),
+        ("responses", {"input": [user, item, user]}),
+    ):
+        prompt = await prompt_over_http(card, path, body)
+        assert f"[f arguments={CUT}]" in prompt
+
+
+async def test_role_that_template_drops_is_refused_by_path(model):
+    card = replace(model, chat_template=DROPPING)
+    user = {"role": "user", "content": "b"}
+    async with front_of(prefill(), decode(), model=card) as front:
+        chat = {"messages": [user, {"role": "robot", "content": "x"}]}
+        answer = await front.post("/v1/chat/completions", json=chat)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[1].role")
+    typed = [pb.ChatMessage(role="user", content="b"), pb.ChatMessage(role="robot", content="x")]
+    with pytest.raises(InvalidArgumentError, match="renders nothing") as caught:
+        await prompt_over_grpc(card, typed)
+    assert caught.value.field == "input.chat.messages[1].role"
