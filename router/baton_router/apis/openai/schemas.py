@@ -185,7 +185,7 @@ ContentPart = TextPart | ImagePart | VideoPart
 
 class FunctionCall(_Schema, frozen=True, forbid_unknown_fields=False):
     name: str
-    arguments: str
+    arguments: str = ""
 
 
 class ToolCall(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):

@@ -56,13 +56,13 @@ class Message(_Item, frozen=True, tag="message"):
 class FunctionCallItem(_Item, frozen=True, tag="function_call"):
     call_id: str
     name: str
-    arguments: str
+    arguments: str = ""
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
 
 class FunctionCallOutput(_Item, frozen=True, tag="function_call_output"):
     call_id: str
-    output: str | list[InputText | InputImage]
+    output: str | list[InputText | InputImage] = ""
 
 
 class ReasoningItem(_Item, frozen=True, tag="reasoning"):

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from baton.errors import InvalidArgumentError, OverloadedError
 from baton.serving.bounds import Bounds
 from baton.serving.grpc.large_requests import LARGE_BYTES, LargeRequests, Share
+from baton_router.apis.edge.body.objects import objects_of, without_nulls
 from baton_router.apis.edge.body.structure import PIECE_BYTES, Structure
 from baton_router.apis.edge.body.unknown_fields import Unknown, UnknownFields, find_unknown
 from baton_router.apis.edge.errors import (
@@ -154,7 +155,7 @@ def parse(
     content = _read_json(body)
     if not isinstance(content, dict):
         raise InvalidArgumentError("body", "must be a JSON object")
-    request: _Schema = convert(_without_nulls(content), schema)
+    request: _Schema = convert(content, schema)
     if _count_keys(content) < num_keys:
         raise _double_key(body)
     unknown += find_unknown(content, schema)
@@ -162,8 +163,10 @@ def parse(
 
 
 def convert(content: Any, kind: Any, field: str = "") -> Any:
-    """Returns JSON objects as values of the type `kind`. Raises `InvalidArgumentError`, which names
-    the field; `content` is the value of `field` or the whole body."""
+    """Returns JSON objects as values of the type `kind`; fields that are null are absent. Raises
+    `InvalidArgumentError`, which names the field; `content` is the value of `field` or the whole
+    body."""
+    content = without_nulls(content, objects_of(kind))
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
@@ -213,20 +216,6 @@ def _find_half_surrogate(body: bytes | bytearray) -> None:
     JSON can encode it, but no text can hold it."""
     with suppress(ValueError):
         _check_text(json.loads(body), ())
-
-
-def _without_nulls(content: dict[str, Any]) -> dict[str, Any]:
-    """Drops nulls at the top and in messages: clients send null for fields they leave out."""
-    kept = {name: value for name, value in content.items() if value is not None}
-    for field in ("messages", "input"):
-        if isinstance(kept.get(field), list):
-            kept[field] = [
-                {name: value for name, value in item.items() if value is not None}
-                if isinstance(item, dict)
-                else item
-                for item in kept[field]
-            ]
-    return kept
 
 
 def check_ids(given: str | list[Any], field: str) -> None:

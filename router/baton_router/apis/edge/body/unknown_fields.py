@@ -9,16 +9,16 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import msgspec
-from msgspec import inspect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.cluster.throttled_log import ThrottledLog
 from baton.errors import InvalidArgumentError
+from baton_router.apis.edge.body.objects import Objects, objects_of
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +198,9 @@ def find_unknown(content: dict[str, Any], schema: type[msgspec.Struct]) -> list[
     for name, neutral in _refused_of(schema).items():
         if content.get(name, neutral) not in (None, neutral):
             raise _refusal(name)
-    _walk(content, _objects_of(schema), "", "", found)
+    objects = objects_of(schema)
+    if objects is not None:
+        _walk(content, objects, "", "", found)
     return list(found.values())
 
 
@@ -224,58 +226,13 @@ def _refusal(path: str) -> InvalidArgumentError:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Objects:
-    """Objects of a schema.
-
-    Attributes:
-        names: None if unknown ones are an error of the schema itself.
-        nested: fields that hold objects, or lists of them.
-        variants: by the value of `tag_field`, where there are several kinds of objects.
-    """
-
-    names: frozenset[str] | None = None
-    nested: Mapping[str, "_Objects"] = field(default_factory=dict)
-    tag_field: str = ""
-    variants: Mapping[Any, "_Objects"] = field(default_factory=dict)
-
-
-@lru_cache(maxsize=64)
-def _objects_of(schema: type[msgspec.Struct]) -> _Objects:
-    found = _objects_in(inspect.type_info(schema))
-    assert found is not None, "a schema of objects"
-    return found
-
-
-def _objects_in(kind: inspect.Type) -> _Objects | None:
-    """Returns the objects that a value of this type holds; None if it has none with fields."""
-    if isinstance(kind, inspect.Metadata):
-        return _objects_in(kind.type)
-    if isinstance(kind, inspect.ListType | inspect.VarTupleType):
-        return _objects_in(kind.item_type)
-    if isinstance(kind, inspect.UnionType):
-        kinds = [k.item_type if isinstance(k, inspect.ListType) else k for k in kind.types]
-        kinds += [k for union in kinds if isinstance(union, inspect.UnionType) for k in union.types]
-        structs = [k for k in kinds if isinstance(k, inspect.StructType)]
-        if len(structs) <= 1:
-            return _objects_in(structs[0]) if structs else None
-        variants = {k.tag: objects for k in structs if (objects := _objects_in(k)) is not None}
-        return _Objects(tag_field=structs[0].tag_field or "", variants=variants)
-    if not isinstance(kind, inspect.StructType):
-        return None
-    held = {f.encode_name: _objects_in(f.type) for f in kind.fields}
-    names = None if kind.forbid_unknown_fields else frozenset(held) | {kind.tag_field or ""}
-    return _Objects(names, {name: inner for name, inner in held.items() if inner is not None})
-
-
-def _walk(value: Any, objects: _Objects, path: str, place: str, found: dict[str, Unknown]) -> None:
+def _walk(value: Any, objects: Objects, path: str, place: str, found: dict[str, Unknown]) -> None:
     if isinstance(value, list):
         for at, item in enumerate(value):
             _walk(item, objects, f"{path}[{at}]", f"{place}[]", found)
     if not isinstance(value, dict):
         return
-    if objects.variants:
-        objects = objects.variants.get(value.get(objects.tag_field), _Objects())
+    objects = objects.of(value)
     path, place = (f"{path}.", f"{place}.") if path else ("", "")
     if objects.names is not None and not value.keys() <= objects.names:
         for name in (name for name in value if name not in objects.names):
