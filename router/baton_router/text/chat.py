@@ -3,12 +3,14 @@
 A template puts texts of users between control tokens. What users write must not become one, or a
 message could end early and another role seem to speak. So the positions at which texts of users
 must be cut are marked in them by a character before the template is rendered, and found again in
-what it rendered.
+what it rendered. A template may also delete pieces of a text, such as reasoning, so that what is
+left makes a control token; where it searches a text for such pieces, each character that tells of a
+control token has a mark on both sides.
 """
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -46,6 +48,7 @@ class ChatTokenizer:
 
     def __init__(self, card: ModelCard, *, allow_special_tokens: bool = False) -> None:
         self._card = card
+        self._searched = () if card.template is None else card.template.searched_texts
         self._tokens = None
         if not allow_special_tokens:
             self._tokens = ControlTokens(card.tokenizer, card.control_token_ids)
@@ -63,10 +66,10 @@ class ChatTokenizer:
             return RenderedChat(self._card.render(*given))
         inner, outer = _marks_for("\n".join((*texts, *keys)))
         changed_texts = {text: self._marked(text, inner, outer) for text in texts}
-        changed_keys = {key: _with_marks(key, self._tokens.cuts(key), inner) for key in keys}
+        changed_keys = {key: _with_marks(key, {inner: self._tokens.cuts(key)}) for key in keys}
         marked = _mapped(given, changed_texts, changed_keys)
         text, found = _without(self._card.render(*marked), inner, outer)
-        formed = {at for at in found[outer] if self._tokens.is_within(text, at)}
+        formed = found[outer] & self._tokens.within(text) if found[outer] else set[int]()
         return RenderedChat(text, frozenset(found[inner] | formed))
 
     def encode(self, chat: RenderedChat) -> list[int]:
@@ -77,25 +80,47 @@ class ChatTokenizer:
 
     def _needs_marks(self, texts: Collection[str], keys: Collection[str]) -> bool:
         """Returns whether one of the strings has a control token, or may be one together with what
-        a template puts beside it."""
+        a template puts beside it, or without what it deletes."""
         assert self._tokens is not None
-        return bool(self._tokens.cuts("\n".join((*texts, *keys)))) or any(
-            map(self._may_complete, texts)
+        return (
+            bool(self._tokens.cuts("\n".join((*texts, *keys))))
+            or any(map(self._may_complete, texts))
+            or any(map(self._frayed, texts))
         )
 
     def _may_complete(self, text: str) -> bool:
         assert self._tokens is not None
         return text not in _CONSTANTS and self._tokens.may_complete(text)
 
-    def _marked(self, text: str, inner: str, outer: str) -> str:
-        """Returns `text` with `inner` where it must be cut, and `outer` around what a template
-        leaves of it when it trims, if that and what is beside it may be a control token."""
+    def _frayed(self, text: str) -> set[int]:
+        """Returns the positions in `text` at which it may end or begin after the template has
+        deleted a piece of it: around each character that tells of a control token, outside of what
+        the template searches for. Empty if it finds nothing of that."""
         assert self._tokens is not None
-        marked = _with_marks(text, self._tokens.cuts(text), inner)
-        if not self._may_complete(text):
-            return marked
-        begin, end = len(marked) - len(marked.lstrip()), len(marked.rstrip())
-        return _with_marks(marked, (begin, end), outer)
+        searched = [piece for piece in self._searched if piece in text]
+        if not searched:
+            return set()
+        found = {at for piece in searched for at in _places(text, piece)}
+        telling = (at for at in self._tokens.telling(text) if at not in found)
+        return {place for at in telling for place in (at, at + 1)}
+
+    def _marked(self, text: str, inner: str, outer: str) -> str:
+        """Returns `text` with `inner` where it must be cut, and `outer` where a template may leave
+        an end of it, if that and what is beside it may be a control token: around what is left when
+        it trims, and where it deletes."""
+        assert self._tokens is not None
+        ends = self._frayed(text)
+        if self._may_complete(text):
+            ends |= {len(text) - len(text.lstrip()), len(text.rstrip())}
+        return _with_marks(text, {inner: self._tokens.cuts(text), outer: ends})
+
+
+def _places(text: str, searched: str) -> Iterator[int]:
+    """Yields the places of all characters in `text` that are part of what is searched for."""
+    at = text.find(searched) if searched.strip() else -1
+    while at >= 0:
+        yield from range(at, at + len(searched))
+        at = text.find(searched, at + 1)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -149,8 +174,14 @@ def _escaped(mark: str) -> str:
     return json.dumps(mark)[1:-1]
 
 
-def _with_marks(text: str, places: Iterable[int], mark: str) -> str:
-    return mark.join(text[start:end] for start, end in pairwise([0, *sorted(places), len(text)]))
+def _with_marks(text: str, places: Mapping[str, Collection[int]]) -> str:
+    """Returns `text` with each mark at its places."""
+    marks = sorted((at, mark) for mark, places_of in places.items() for at in places_of)
+    ends = [at for at, _ in marks]
+    pieces = [text[start:end] for start, end in pairwise([0, *ends, len(text)])]
+    return pieces[0] + "".join(
+        mark + piece for (_, mark), piece in zip(marks, pieces[1:], strict=True)
+    )
 
 
 def _without(rendered: str, *marks: str) -> tuple[str, dict[str, set[int]]]:

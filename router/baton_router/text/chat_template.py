@@ -5,10 +5,14 @@ turns without a word; so short conversations are rendered once to learn what a t
 the renderer, which takes 0.5 s, with the first rendering.
 """
 
+import ast
+import contextlib
 import functools
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from baton.errors import InvalidArgumentError
@@ -27,6 +31,15 @@ _CALL = {
     "type": "function",
     "function": {"name": "probe", "arguments": {"x": "y"}},
 }
+
+
+# Arguments of methods that search in a text, and what is on the left of the operator `in`.
+_SEARCH = re.compile(
+    r"\b(?:r?split|r?partition|replace|[lr]?strip|remove(?:pre|suf)fix|r?find|r?index|count|"
+    r"startswith|endswith)\s*\(\s*([^)\s][^)]*)\)"
+)
+_LITERAL = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+_MEMBER = re.compile(rf"({_LITERAL.pattern})\s+(?:not\s+)?in\b", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +132,16 @@ class ChatTemplate:
             or self._takes("user", "call", "tool", "user"),
         )
 
+    @functools.cached_property
+    def searched_texts(self) -> tuple[str, ...]:
+        """Texts that it searches for in those of users, such as marks of reasoning that it deletes;
+        all texts in it where it searches for values."""
+        found = [_literals(match[1]) for match in _SEARCH.finditer(self.source)]
+        if not all(found):
+            found = [_literals(self.source)]
+        found += [_literals(match[1]) for match in _MEMBER.finditer(self.source)]
+        return tuple(dict.fromkeys(chain.from_iterable(found)))
+
     def renders_role(self, role: str) -> bool:
         """Returns whether a turn of this role is rendered, or refused by the template itself."""
         return _renders_role(self, _UNKNOWN_ROLE) or _renders_role(self, role)
@@ -155,6 +178,15 @@ class ChatTemplate:
         if role == "tool":
             return {"role": role, "content": content, "tool_call_id": _CALL_ID, "name": "probe"}
         return {"role": role, "content": content}
+
+
+def _literals(code: str) -> list[str]:
+    """Returns the texts that are written in code of a template, but for empty ones."""
+    texts = []
+    for match in _LITERAL.finditer(code):
+        with contextlib.suppress(ValueError, SyntaxError):
+            texts.append(str(ast.literal_eval(match[0])))
+    return [text for text in texts if text]
 
 
 @functools.lru_cache(maxsize=_MAX_ROLES)

@@ -5,7 +5,8 @@ cut within such a token's string and tokenized in parts has only ordinary tokens
 the same text. Knows nothing about chats.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from tokenizers import AddedToken, Tokenizer
@@ -41,36 +42,23 @@ class ControlTokens:
         self._rests = frozenset(rest for _, rest in ends)
         is_normalized = tokenizer.normalizer is not None and any(t.normalized for t in tokens)
         self._finder = _finder(tokenizer, tokens) if is_normalized else None
+        self._telling = _telling(self._contents, is_normalized=is_normalized)
         self._barrier = next(
             (t.content for t in tokens if not (t.rstrip or t.normalized or t.single_word)), None
         )
 
     def cuts(self, text: str) -> set[int]:
         """Returns the positions at which `text` must be cut so that it has no control token."""
-        found = set()
-        for beginning, contents in self._by_start.items():
-            for content in contents if beginning in text else ():
-                at = text.find(content)
-                while at >= 0:
-                    found.add(at + 1)
-                    at = text.find(content, at + 1)
-        if self._finder is not None:
-            encoding = self._finder.encode(text)
-            for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-                token = text[start:end]
-                if token_id != 0 and len(token.strip()) > 1:
-                    found.add(start + len(token) - len(token.lstrip()) + 1)
-        return found
+        return {start + 1 for start, _ in self._spans(text)}
 
-    def is_within(self, text: str, at: int) -> bool:
-        """Returns whether position `at` of `text` is within a control token."""
-        sizes = range(1, min(at, self._max_chars) + 1)
-        begins = [at - size for size in sizes if text[at - size : at] in self._beginnings]
-        return any(
-            text[begin : at + size] in self._contents
-            for begin in begins
-            for size in range(1, self._max_chars)
-        )
+    def within(self, text: str) -> set[int]:
+        """Returns the positions of `text` that are within a control token."""
+        return {at for start, end in self._spans(text) for at in range(start + 1, end)}
+
+    def telling(self, text: str) -> Iterator[int]:
+        """Yields the places of characters that tell of a control token: each of them has one, and
+        ordinary text has few."""
+        return (match.start() for match in self._telling.finditer(text))
 
     def may_complete(self, text: str) -> bool:
         """Returns whether `text`, without spaces around it, and a text beside it may be one."""
@@ -79,6 +67,22 @@ class ControlTokens:
         return any(
             bare[:size] in self._rests or bare[-size:] in self._beginnings for size in sizes
         ) or (0 < len(bare) < self._max_chars and bare in self._joined)
+
+    def _spans(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yields the begin and end of each control token in `text`."""
+        for beginning, contents in self._by_start.items():
+            for content in contents if beginning in text else ():
+                at = text.find(content)
+                while at >= 0:
+                    yield at, at + len(content)
+                    at = text.find(content, at + 1)
+        if self._finder is not None:
+            encoding = self._finder.encode(text)
+            for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+                token = text[start:end]
+                if token_id != 0 and len(token.strip()) > 1:
+                    begin = start + len(token) - len(token.lstrip())
+                    yield begin, begin + len(token.strip())
 
     def encode(self, text: str, cuts: Iterable[int]) -> list[int]:
         """Returns the tokens of `text`, tokenized in parts, without those that the tokenizer adds
@@ -105,6 +109,16 @@ def _finder(tokenizer: Tokenizer, tokens: Sequence[AddedToken]) -> Tokenizer:
         finder.normalizer = tokenizer.normalizer
     finder.add_special_tokens(list(tokens))
     return finder
+
+
+def _telling(contents: Iterable[str], *, is_normalized: bool) -> re.Pattern[str]:
+    characters = set[str]()
+    for content in contents:
+        punctuation = {c for c in content if not (c.isalnum() or c.isspace() or c in "_-")}
+        characters |= punctuation or set(content)
+    # Of any punctuation a normalizer may make that of a token.
+    others = [r"[^\w\s]"] if is_normalized else []
+    return re.compile("|".join([*map(re.escape, sorted(characters)), *others]) or r"(?!)")
 
 
 def _parts(text: str, cuts: Iterable[int]) -> list[str]:

@@ -49,6 +49,8 @@ from baton_router.text.request_bounds import RequestLimits, check_text, request_
 
 # Fewer tokens are detokenized faster than a thread is dispatched.
 _THREAD_FROM_TOKENS = 256
+# Characters of a conversation that a thread renders: with many marks each takes up to 2 us.
+_THREAD_FROM_RENDERED = 2**15
 # Last tokens of a prompt that tell whether it ends within reasoning.
 _END_TOKENS = 64
 
@@ -191,13 +193,15 @@ class Intake:
         """Returns the tokens of a conversation and its text, with its images expanded."""
         chat = await in_thread_if_long(len(chat.turns), normalised, chat, self._card.template)
         self._check_messages(len(chat.turns))
-        check_text(_MESSAGES, "".join(_texts_of(chat)), self._max_prompt_bytes)
+        text = "".join(_texts_of(chat))
+        check_text(_MESSAGES, text, self._max_prompt_bytes)
         if chat.tools:
             check_template_takes_tools(self._card)
         read = await self._read(chat.images, tenant)
         render = partial(self._rendered, chat, [len(frames) for frames in read])
         # Descriptions of tools may be long.
-        in_thread = asyncio.to_thread if chat.tools else partial(in_thread_if_long, len(chat.turns))
+        is_long = bool(chat.tools) or len(text) >= _THREAD_FROM_RENDERED
+        in_thread = asyncio.to_thread if is_long else partial(in_thread_if_long, len(chat.turns))
         rendered = await in_thread(render)
         return await self._tokenized(rendered, read, _MESSAGES, self._chat.encode)
 
