@@ -20,6 +20,26 @@ class InvalidArgumentError(BatonError):
         self.field = field
         self.problem = problem
 
+    def named(self, field: str, problem: str) -> "InvalidArgumentError":
+        """Returns the error in the terms of another API."""
+        return InvalidArgumentError(field, problem)
+
+
+class ContextLengthError(InvalidArgumentError):
+    """Request longer than the model.
+
+    `num_tokens` are those of the prompt, or with `max_tokens` where these are too many.
+    `max_model_len` is the maximum of prompt and output together.
+    """
+
+    def __init__(self, field: str, problem: str, num_tokens: int, max_model_len: int) -> None:
+        super().__init__(field, problem)
+        self.num_tokens = num_tokens
+        self.max_model_len = max_model_len
+
+    def named(self, field: str, problem: str) -> "ContextLengthError":
+        return ContextLengthError(field, problem, self.num_tokens, self.max_model_len)
+
 
 class OverloadedError(BatonError):
     """Overload: no capacity now. Worth retrying after `retry_after` seconds."""

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, get_args, get_origin
 
 from baton import errors as error_types
-from baton.errors import BatonError, InvalidArgumentError
+from baton.errors import BatonError, ContextLengthError, InvalidArgumentError
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
 from baton.serving.grpc.errors import code_of, status_of
 from baton.serving.settings import ServingSettings
@@ -131,7 +131,9 @@ def errors() -> str:
     rows = []
     for name, kind in vars(error_types).items():
         if inspect.isclass(kind) and issubclass(kind, BatonError):
-            error = kind("", "") if kind is InvalidArgumentError else kind("")
+            lengths = (0, 0) if kind is ContextLengthError else ()
+            has_field = issubclass(kind, InvalidArgumentError)
+            error = kind("", "", *lengths) if has_field else kind("")
             details = [d.type_url.rpartition("/")[2] for d in status_of(error).details]
             sent = code(code_of(error))
             rows.append((code(name), sent, ", ".join(map(code, details)), _paragraphs(kind)))

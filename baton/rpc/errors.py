@@ -14,6 +14,7 @@ from baton.errors import (
     AlreadyExistsError,
     BatonError,
     CancelledError,
+    ContextLengthError,
     DataLossError,
     DeadlineExceededError,
     FailedPreconditionError,
@@ -37,6 +38,9 @@ REASONS: dict[type[BatonError], str] = {
 }
 """Reasons, in an ErrorInfo, of errors that share their code with others."""
 _TYPES_BY_REASON = {reason: kind for kind, reason in REASONS.items()}
+
+_CONTEXT_LENGTH = "CONTEXT_LENGTH"
+_LENGTHS = ("num_tokens", "max_model_len")
 
 _Detail = TypeVar("_Detail", bound=Message)
 
@@ -178,7 +182,21 @@ def _invalid_argument(message: str, status: status_pb2.Status) -> InvalidArgumen
     if bad_request is None or not bad_request.field_violations:
         return InvalidArgumentError("request", message)
     violation = bad_request.field_violations[0]
-    return InvalidArgumentError(violation.field, violation.description)
+    error = InvalidArgumentError(violation.field, violation.description)
+    info = _detail(status, error_details_pb2.ErrorInfo)
+    if info is None or (info.domain, info.reason) != (DOMAIN, _CONTEXT_LENGTH):
+        return error
+    try:
+        num_tokens, longest = (int(info.metadata[name]) for name in _LENGTHS)
+    except ValueError:
+        return error
+    return ContextLengthError(error.field, error.problem, num_tokens, longest)
+
+
+def context_length_info(error: ContextLengthError) -> error_details_pb2.ErrorInfo:
+    """Returns the detail by which the caller knows the error from others of a field."""
+    lengths = {name: str(getattr(error, name)) for name in _LENGTHS}
+    return error_details_pb2.ErrorInfo(domain=DOMAIN, reason=_CONTEXT_LENGTH, metadata=lengths)
 
 
 def _resource_exhausted(message: str, status: status_pb2.Status) -> BatonError:

@@ -292,7 +292,12 @@ def _http_server(
     from baton_router.apis.routes import Routes
 
     timeout = settings.default_timeout_s
-    generations = Generations(models, timeout, partial(timeline_for, tenants=tenants))
+    generations = Generations(
+        models,
+        timeout,
+        partial(timeline_for, tenants=tenants),
+        clamps_max_tokens=settings.http.excess_max_tokens == "clamp",
+    )
     responses = Responses(generations, ResponseStore(redis, settings.responses), tenants)
     render = exposition.render if settings.metrics else None
     bounds = bounds_of(

@@ -252,7 +252,12 @@ async def test_router_refuses_other_outputs_over_grpc(client):
         ("embeddings", {"input": ["x", 5]}, "input[1]", "str"),
         ("embeddings", {"input": [[5], [10**6]]}, "input[1][0]", "must be in [0, 3072)"),
         ("embeddings", {"input": [[]]}, "input[0]", "at least 1"),
-        ("embeddings", {"input": [5] * 256}, "input[0]", "the model's length is 256"),
+        (
+            "embeddings",
+            {"input": [5] * 256},
+            "input[0]",
+            "this model's maximum context length is 256",
+        ),
         ("embeddings", {"input": [[5] * 86] * 7}, "input", "have 602 tokens together"),
         ("score", {"text_1": "x"}, "text_2", "is missing"),
         ("score", {"text_1": ["x", "y"], "text_2": ["z"] * 3}, "text_1", "expected 1 or as many"),

@@ -196,8 +196,8 @@ async def test_page_cancels_its_request_when_left(page, cluster):
 
 @pytest.mark.nightly
 def test_page_shows_the_error_of_a_rejected_request(page):
-    card = answered(page, "x", max_tokens="100000")
-    assert "the model's length is 2048" in card.find_element(By.CSS_SELECTOR, ".wrong").text
+    card = answered(page, "x " * 3000)
+    assert "maximum context length is 2048" in card.find_element(By.CSS_SELECTOR, ".wrong").text
 
 
 @pytest.mark.nightly

@@ -1,6 +1,7 @@
 """Status of each exception, as `google.rpc.Status`. `baton.rpc.errors` converts it back.
 
 InvalidArgumentError      INVALID_ARGUMENT + BadRequest
+ContextLengthError        INVALID_ARGUMENT + BadRequest, ErrorInfo
 OverloadedError           RESOURCE_EXHAUSTED + RetryInfo
 UnavailableError          UNAVAILABLE
 FailedPreconditionError   FAILED_PRECONDITION
@@ -26,7 +27,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from baton import errors
-from baton.rpc.errors import DOMAIN, REASONS, error_of
+from baton.rpc.errors import DOMAIN, REASONS, context_length_info, error_of
 
 __all__ = ["error_of", "status_of"]
 
@@ -100,7 +101,10 @@ def _details_of(error: BaseException) -> list[Message]:
         violation = error_details_pb2.BadRequest.FieldViolation(
             field=_shortened(error.field), description=_shortened(error.problem)
         )
-        return [error_details_pb2.BadRequest(field_violations=[violation])]
+        details: list[Message] = [error_details_pb2.BadRequest(field_violations=[violation])]
+        if isinstance(error, errors.ContextLengthError):
+            details.append(context_length_info(error))
+        return details
     if isinstance(error, errors.OverloadedError):
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromTimedelta(timedelta(seconds=error.retry_after))

@@ -134,6 +134,8 @@ class GenerateCall:
         images: beside a text or token ids, one for each placeholder in them.
         encoder_inputs: images that the client has preprocessed, beside token ids.
         received: output that the client already has, of each sequence; empty: none of any.
+        clamps_max_tokens: more tokens than the prompt leaves of the model's length are lowered to
+            these, not refused.
     """
 
     input: PromptInput
@@ -145,6 +147,7 @@ class GenerateCall:
     images: Sequence[GivenImage] = ()
     encoder_inputs: Sequence[EncoderInput] = ()
     received: Sequence[ReceivedOutput] = ()
+    clamps_max_tokens: bool = False
 
     @property
     def kind(self) -> InputKind:

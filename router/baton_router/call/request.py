@@ -53,6 +53,8 @@ class Request:
         parsing: None: the output is text alone.
         model: name of the model that answers.
         encoder_inputs: the prompt's images, in the order of their spans.
+        is_clamped: its `max_tokens` are what the prompt leaves of the model's length, fewer than
+            its client asked for.
         prompt: the tokens with their chain hashes.
     """
 
@@ -66,6 +68,7 @@ class Request:
     parsing: RequestParsing | None = None
     model: str = ""
     encoder_inputs: tuple[EncoderInput, ...] = ()
+    is_clamped: bool = False
     prompt: Prompt = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -138,11 +138,14 @@ class Inference:
         num_received = sum(map(len, request.received))
         return make() if num_received < _THREAD_FROM_TOKENS else await asyncio.to_thread(make)
 
-    async def check(self, call: GenerateCall, caller: Caller) -> None:
-        """Raises what `generate` raises for an invalid request, before any worker is called."""
+    async def check(self, call: GenerateCall, caller: Caller) -> Request:
+        """Returns the request of a call. Raises what `generate` raises for an invalid one, before
+        any worker is called."""
         services = self._services
         limit = services.fleet.max_model_len
-        services.images.check(await services.intake.read(call, limit, self.tenant_of(caller)))
+        request = await services.intake.read(call, limit, self.tenant_of(caller))
+        services.images.check(request)
+        return request
 
 
 def _naming_tools(

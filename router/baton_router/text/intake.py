@@ -5,6 +5,7 @@ Every rejection is an `InvalidArgumentError` that names the field and the bound.
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -13,6 +14,7 @@ from baton.models.encoder_input import EncoderInput
 from baton.sampling import (
     SamplingParams,
     check_length,
+    check_max_tokens,
     check_token_ids,
     check_vocabulary,
     with_banned_tokens,
@@ -87,7 +89,8 @@ class Intake:
         params = call.params
         limit = min(max_model_len, self._card.max_model_len)
         # The cheapest check that can refuse a long request comes first.
-        check_length(1, params.max_tokens, limit)
+        if not call.clamps_max_tokens:
+            check_max_tokens(params.max_tokens, limit)
         options = None
         if call.parsing is not None:
             if isinstance(call.input, Conversation) and call.input.tools:
@@ -95,7 +98,11 @@ class Intake:
             options = checked_parsing(call.parsing, self._card, self._max_tools)
         prompt = await self.prompt_of(call.input, call.images, call.encoder_inputs, tenant)
         token_ids = prompt.token_ids
-        check_length(len(token_ids), params.max_tokens, limit, f"input.{call.kind}")
+        least = 1 if call.clamps_max_tokens else params.max_tokens
+        check_length(len(token_ids), least, limit, f"input.{call.kind}")
+        is_clamped = params.max_tokens > limit - len(token_ids)
+        if is_clamped:
+            params = replace(params, max_tokens=limit - len(token_ids))
         if params.stop_token_ids:
             check_token_ids(params.stop_token_ids, self._card.vocab_size, "sampling.stop_token_ids")
         params = with_banned_tokens(params, self._card.encode_rendered)
@@ -117,6 +124,7 @@ class Intake:
             self._card.name,
             # The time of a request must not reveal which images other tenants have sent.
             encoder_inputs=tuple(each.salted(tenant.salt) for each in prompt.encoder_inputs),
+            is_clamped=is_clamped,
         )
 
     async def tokenize(

@@ -6,7 +6,7 @@ Every rejection is a `NoImagesError`, or an `InvalidArgumentError` that names th
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from baton.errors import InvalidArgumentError
+from baton.errors import ContextLengthError, InvalidArgumentError
 from baton.models.encoder_input import EncoderInput
 from baton.serving.tenant import Tenant
 from baton_router.call.generate_call import GivenImage, PromptInput, PromptTokens, kind_of
@@ -63,10 +63,13 @@ class PromptImages:
         read = await self._reader().read(images, None if tenant is None else tenant.salt)
         num_tokens = sum(len(image.span) for frames in read for image in frames)
         if num_tokens > self._card.max_model_len:  # before they are tokenized
-            raise ImageError(
+            limit = self._card.max_model_len
+            raise ContextLengthError(
                 images[-1].field,
-                f"makes the images of the request {num_tokens} tokens; the model's length is "
-                f"{self._card.max_model_len}",
+                f"makes the images of the request {num_tokens} tokens; this model's maximum "
+                f"context length is {limit} tokens. Send fewer or smaller images.",
+                num_tokens,
+                limit,
             )
         return read
 

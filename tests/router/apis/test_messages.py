@@ -1,5 +1,6 @@
 """Anthropic's own client against /v1/messages: text, tool calls, thinking and refusals."""
 
+from dataclasses import replace
 from typing import Any
 
 import anthropic
@@ -284,6 +285,21 @@ async def test_budget_of_thinking_becomes_a_grammar(model):
         await client_of(front).messages.create(**given_to(model, thinking=thinking))
     (asked,) = computing.requests
     assert "1024" in str(asked.sampling.grammar)
+
+
+async def test_budget_of_thinking_is_ignored_where_reasoning_is_unknown(model):
+    card = replace(model, reasoning_format=None)
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    computing, decoding = writing("a", model=card)
+    async with front_of(computing, decoding, model=card) as front:
+        given = given_to(card, thinking=thinking, metadata={"user_id": "a"})
+        answer = await front.post("/v1/messages", json=given)
+        chat = given_to(card, thinking_token_budget=1024)
+        refused = await front.post("/v1/chat/completions", json=chat)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.get_list("x-baton-ignored") == ["metadata, thinking.budget_tokens"]
+    assert not computing.requests[0].sampling.HasField("grammar")
+    assert refused.json()["error"]["param"] == "thinking_token_budget"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.support.router.front import front_of, openai_client_of
-from tests.support.router.scripted import decode, prefill
+from tests.support.router.scripted import card, decode, prefill
 
 JSON = {"content-type": "application/json"}
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
@@ -36,7 +36,7 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
     "a number out of bounds": ({"top_p": 1.5}, "top_p"),
     "not a whole number": ({"max_tokens": 2.5}, "max_tokens"),
     "a number out of bounds, streamed": ({"top_p": 1.5, "stream": True}, "top_p"),
-    "no room": ({"max_completion_tokens": 5000}, "max_completion_tokens"),
+    "no token": ({"max_completion_tokens": 0}, "max_completion_tokens"),
     "two bounds": ({"max_completion_tokens": 5, "max_tokens": 6}, "max_completion_tokens"),
     "tops without log-probabilities": ({"top_logprobs": 2}, "top_logprobs"),
     "an empty stop": ({"stop": ["a", ""]}, "stop[1]"),
@@ -181,20 +181,42 @@ async def test_front_refuses_prompt_over_limit(front):
 
 
 LONG = "word " * 3000
-TOO_LONG: dict[str, tuple[str, dict[str, Any]]] = {
-    "text": ("completions", {"prompt": LONG}),
-    "one of several": ("completions", {"prompt": ["a", LONG]}),
-    "token ids": ("completions", {"prompt": [5] * 2048}),
-    "chat": ("chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
+NUM_LONG = len(card().encode(LONG))
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": LONG}]}
+NUM_CHAT = len(card().encode_rendered(card().render(CHAT["messages"])))
+TOO_LONG: dict[str, tuple[str, dict[str, Any], int]] = {
+    "text": ("completions", {"prompt": LONG}, NUM_LONG),
+    "one of several": ("completions", {"prompt": ["a", LONG]}, NUM_LONG),
+    "token ids": ("completions", {"prompt": [5] * 2048}, 2048),
+    "chat": ("chat/completions", CHAT, NUM_CHAT),
 }
 
 
 @pytest.mark.parametrize("fields", [{}, {"max_tokens": 5}], ids=["unset", "5"])
-@pytest.mark.parametrize(("path", "asked"), TOO_LONG.values(), ids=TOO_LONG)
-async def test_front_blames_prompt_that_is_too_long_alone(front, path, asked, fields):
+@pytest.mark.parametrize(("path", "asked", "num_tokens"), TOO_LONG.values(), ids=TOO_LONG)
+async def test_front_blames_prompt_that_is_too_long_alone(front, path, asked, num_tokens, fields):
     response = await post(front, f"/v1/{path}", json.dumps({**asked, **fields}))
     error = response.json()["error"]
     field = "messages" if "messages" in asked else "prompt"
     assert (response.status_code, error["param"]) == (400, field)
-    assert "the model's length is 2048" in error["message"]
+    assert error["code"] == "context_length_exceeded"
+    assert "this model's maximum context length is 2048 tokens" in error["message"]
+    assert f"has {num_tokens} tokens" in error["message"]
     assert "max_tokens" not in error["message"]
+
+
+async def test_front_blames_prompt_of_responses_that_is_too_long(front):
+    response = await post(front, "/v1/responses", json.dumps({"input": LONG}))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "input")
+    assert error["code"] == "context_length_exceeded"
+    assert f"has {NUM_CHAT} tokens; this model's maximum context length is 2048" in error["message"]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_front_blames_long_prompt_of_messages_as_anthropic(front, is_streamed):
+    body = {**CHAT, "max_tokens": 32_000, "stream": is_streamed}
+    response = await post(front, "/v1/messages", json.dumps(body))
+    error = response.json()["error"]
+    assert (response.status_code, error["type"]) == (400, "invalid_request_error")
+    assert error["message"] == f"prompt is too long: {NUM_CHAT} tokens > 2048 maximum"

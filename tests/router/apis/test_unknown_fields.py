@@ -7,12 +7,12 @@ import httpx
 import pytest
 
 from baton_router.apis.edge.body.unknown_fields import (
-    HEADER,
     HINTS,
     OTHER,
     UnknownFields,
     find_unknown,
 )
+from baton_router.apis.edge.headers import IGNORED as HEADER
 from baton_router.apis.edge.metrics import HttpMetrics
 from baton_router.apis.openai.schemas import ChatRequest, CompletionRequest
 from tests.support.router.bodies import parsed_body

@@ -138,6 +138,22 @@ async def test_score_is_the_sigmoid_without_overflow():
     assert [one["score"] for one in response.json()["data"]] == [0.0, 0.0]
 
 
+async def test_embedding_of_too_long_text_is_refused_as_clients_expect():
+    text = "word " * 3000
+    num_tokens = len(embedder().encode(text))
+    async with front() as client:
+        for path, body, field in (
+            ("embeddings", {"input": ["a", text]}, "input[1]"),
+            ("score", {"text_1": "a", "text_2": text}, "text_2"),
+        ):
+            answer = await client.post(f"/v1/{path}", json=body)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, field)
+            assert error["code"] == "context_length_exceeded"
+            assert f"has {num_tokens} tokens" in error["message"]
+            assert "this model's maximum context length is 2048 tokens" in error["message"]
+
+
 async def test_models_list_pooled_outputs():
     async with front(worker()) as client:
         (listed,) = (await client.get("/v1/models")).json()["data"]

@@ -81,14 +81,18 @@ REFUSED = {
     "too long together": (
         {"token_ids": ids(*[5] * 60), "sampling": sampling(max_tokens=5)},
         "sampling.max_tokens",
-        "60 prompt tokens + 5 max_tokens = 65; the model's length is 64",
+        "is 5, and the prompt has 60 tokens; this model's maximum context length is 64",
     ),
     "a prompt too long for any output": (
         {"token_ids": ids(*[5] * 64)},
         "input.token_ids",
-        "64 tokens; the model's length is 64",
+        "64 tokens; this model's maximum context length is 64",
     ),
-    "too many tokens": ({"sampling": sampling(max_tokens=64)}, "sampling.max_tokens", "is 64"),
+    "too many tokens": (
+        {"sampling": sampling(max_tokens=64)},
+        "sampling.max_tokens",
+        "is 64; this model's maximum context length is 64",
+    ),
     "cold": ({"sampling": sampling(temperature=-0.1)}, "sampling.temperature", "[0, 100]"),
     "a long stop": ({"sampling": sampling(stop=["a", "é" * 129])}, "sampling.stop[1]", "256"),
     "a stop id too large": (

@@ -80,6 +80,8 @@ def routes_to(
     unknown: UnknownFields | None = None,
     origins: str | None = None,
     images: ImageReader | None = None,
+    *,
+    clamps: bool = True,
 ) -> Routes:
     """The routes of a router without tenants, of one model."""
     return routes_of(
@@ -91,6 +93,7 @@ def routes_to(
         unknown=unknown,
         origins=origins,
         images=images,
+        clamps=clamps,
     )
 
 
@@ -110,6 +113,8 @@ def routes_of(
     unknown: UnknownFields | None = None,
     origins: str | None = None,
     images: ImageReader | None = None,
+    *,
+    clamps: bool = True,
 ) -> Routes:
     """The routes of a router without tenants, of several models."""
     controllers: list[AdmissionController] = []
@@ -120,7 +125,8 @@ def routes_of(
     ]
     controllers += [model.services.admission_controller for model in served]
     models = Models(served, tenants, limits, lambda: aliases)
-    generations = Generations(models, SECONDS, partial(timeline_for, tenants=tenants))
+    timeline = partial(timeline_for, tenants=tenants)
+    generations = Generations(models, SECONDS, timeline, clamps_max_tokens=clamps)
     store = ResponseStore(connect(NO_REDIS), ResponseLimits(ttl_s=responses_ttl, per_tenant=9))
     longest = max(model.max_model_len for model in cards.values())
     bodies = Bodies(MAX_BODY_BYTES, bounds_of(longest, request=LIMITS), LargeRequests(), unknown)
@@ -192,13 +198,22 @@ async def front_of(
     origins: str | None = None,
     images: ImageReader | None = None,
     on_body: Callable[[bytes], None] | None = None,
+    clamps: bool = True,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a front over these workers, which serve the shipped model or another one.
     `on_body` is called with each part of an answer as it is written; httpx waits for the last."""
     async with fleet_of(*workers) as fleet:
         quotas = Quotas(default=limits)
         routes = routes_to(
-            fleet, model or card(), quotas, max_waiting, responses_ttl, unknown, origins, images
+            fleet,
+            model or card(),
+            quotas,
+            max_waiting,
+            responses_ttl,
+            unknown,
+            origins,
+            images,
+            clamps=clamps,
         )
         app = routes.app()
         transport = httpx.ASGITransport(app if on_body is None else _noted(app, on_body))

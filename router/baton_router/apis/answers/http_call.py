@@ -21,6 +21,7 @@ from baton_router.apis.answers.answer_writer import AnswerWriter, encoded
 from baton_router.apis.answers.sequence_reader import Reader, SequenceDelta
 from baton_router.apis.edge.body.field_names import InTerms
 from baton_router.apis.edge.errors import Failure, failure_of
+from baton_router.apis.edge.headers import CLAMPED, IGNORED
 from baton_router.call.generate_call import GenerateCall
 from baton_router.lifecycle.events import ClientEvent
 from baton_router.lifecycle.inference import Inference
@@ -43,6 +44,7 @@ class HttpCall:
     Args:
         calls: one for each prompt.
         readers: one for each call.
+        ignored: fields without effect on this model, by the router's paths.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class HttpCall:
         writer: AnswerWriter,
         *,
         is_stream: bool,
+        ignored: Sequence[str] = (),
     ) -> None:
         self._inference = inference
         self._caller = caller
@@ -63,6 +66,7 @@ class HttpCall:
         self._readers = readers
         self._writer = writer
         self._is_stream = is_stream
+        self._ignored = ignored
 
     async def write(self, send: Send, in_terms: InTerms) -> None:
         """Writes the answer. Raises if a request is refused, or if an answer that is not streamed
@@ -74,16 +78,16 @@ class HttpCall:
                 if self._is_stream:
                     await self._stream(send, in_terms)
                 else:
-                    await self._send_at_once(send)
+                    await self._send_at_once(send, in_terms)
 
-    async def _send_at_once(self, send: Send) -> None:
+    async def _send_at_once(self, send: Send, in_terms: InTerms) -> None:
         updates: list[SequenceDelta] = []
         async with aclosing(self._events()) as events:
             async for at, event in events:
                 updates += self._readers[at].read(event)
         content = encoded(await self._writer.whole(updates))
         headers = [(b"content-length", str(len(content)).encode())]
-        await self._start(send, b"application/json", headers)
+        await self._start(send, in_terms, b"application/json", headers)
         await send({"type": "http.response.body", "body": content})
 
     async def _stream(self, send: Send, in_terms: InTerms) -> None:
@@ -96,7 +100,8 @@ class HttpCall:
                     body += b"".join(map(self._writer.part, updates))
                     if not has_begun:
                         headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-                        await self._start(send, b"text/event-stream; charset=utf-8", headers)
+                        media_type = b"text/event-stream; charset=utf-8"
+                        await self._start(send, in_terms, media_type, headers)
                         has_begun = True
                     if body:
                         await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -109,10 +114,23 @@ class HttpCall:
             rest = self._writer.failed(_failure(error))
         await send({"type": "http.response.body", "body": rest})
 
-    async def _start(self, send: Send, media_type: bytes, headers: _Headers) -> None:
-        own = [(name.encode(), value.encode()) for name, value in self._writer.headers.items()]
+    async def _start(
+        self, send: Send, in_terms: InTerms, media_type: bytes, headers: _Headers
+    ) -> None:
+        named = {**self._writer.headers, **self._notes(in_terms)}
+        own = [(name.encode(), value.encode()) for name, value in named.items()]
         own.append((b"content-type", media_type))
         await send({"type": "http.response.start", "status": 200, "headers": own + headers})
+
+    def _notes(self, in_terms: InTerms) -> dict[str, str]:
+        """Returns headers about fields that are not followed as they were given."""
+        notes = {}
+        if self._ignored:
+            notes[IGNORED] = ", ".join(_name(field, in_terms) for field in self._ignored)
+        bounds = [reader.clamped_to for reader in self._readers if reader.clamped_to is not None]
+        if bounds:
+            notes[CLAMPED] = f"{_name('sampling.max_tokens', in_terms)}={min(bounds)}"
+        return notes
 
     async def _events(self) -> AsyncGenerator[Event, None]:
         """Yields the events of all requests in any order, each with its request's index."""
@@ -155,6 +173,11 @@ class HttpCall:
 
     def _generate(self, call: GenerateCall) -> AsyncGenerator[ClientEvent, None]:
         return self._inference.generate(call, self._caller, self._deadline)
+
+
+def _name(field: str, in_terms: InTerms) -> str:
+    """Returns the name of a field in the API of the request."""
+    return in_terms(InvalidArgumentError(field, "")).field
 
 
 def _failure(error: Exception) -> Failure:

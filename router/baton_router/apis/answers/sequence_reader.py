@@ -7,6 +7,7 @@ from itertools import repeat
 from baton_router.call.ending import Ending
 from baton_router.call.output_delta import OutputDelta
 from baton_router.call.parts import Part
+from baton_router.call.request import Request
 from baton_router.call.tokens import Tokens, TopLogprobs
 from baton_router.lifecycle.events import Accepted, ClientEvent, Finished
 from baton_router.lifecycle.worker_events import PromptScores
@@ -65,12 +66,14 @@ class Reader:
         finished: the last event that ended a sequence, with the request's usage.
         num_output_tokens: tokens received so far.
         num_reasoning_tokens: those of reasoning among them.
+        clamped_to: maximum tokens of a sequence, if they are fewer than the client asked for.
     """
 
     def __init__(self, first: int, num_choices: int, echo: EchoedPrompt | None = None) -> None:
         self.accepted: Accepted | None = None
         self.finished: Finished | None = None
         self.num_output_tokens = self.num_reasoning_tokens = 0
+        self.clamped_to: int | None = None
         self.indices = range(first, first + num_choices)
         self._echo = echo
         self._scores: list[ScoredToken] = []
@@ -83,6 +86,7 @@ class Reader:
                 return [self._written(event)]
             case Accepted():
                 self.accepted = event
+                self.note_request(event.request)
                 return self._repeated()
             case PromptScores():
                 return self._on_scores(event)
@@ -95,6 +99,11 @@ class Reader:
                         stop_reason=_stop_reason(ending),
                     )
                 ]
+
+    def note_request(self, request: Request) -> None:
+        """Takes what is known of the request before its first event."""
+        if request.is_clamped:
+            self.clamped_to = request.params.max_tokens
 
     @property
     def num_prompt_tokens(self) -> int:

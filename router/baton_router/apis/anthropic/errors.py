@@ -1,5 +1,6 @@
 """Errors of Anthropic's Messages API."""
 
+from baton.errors import ContextLengthError
 from baton_router.apis.answers.answer_writer import Json
 from baton_router.apis.edge.errors import Failure
 
@@ -22,4 +23,12 @@ def error_body(failure: Failure) -> Json:
     kind = _KINDS.get(failure.status)
     if kind is None:
         kind = "api_error" if failure.status >= 500 else "invalid_request_error"
-    return {"type": "error", "error": {"type": kind, "message": failure.message}}
+    message = failure.message if failure.too_long is None else _too_long(failure.too_long)
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def _too_long(error: ContextLengthError) -> str:
+    """Returns the message by which clients know that they must shorten the conversation."""
+    # The longest prompt leaves room for one token.
+    most = min(error.max_model_len, error.num_tokens - 1)
+    return f"prompt is too long: {error.num_tokens} tokens > {most} maximum"

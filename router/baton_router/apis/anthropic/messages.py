@@ -21,7 +21,9 @@ class Messages:
         """Makes the exchange of `POST /v1/messages`. Raises `InvalidArgumentError`."""
         options = options_of(body)
         conversation = await _conversation(body, options)
-        return await self._generations.answer(options, conversation, caller, MessageWriter)
+        return await self._generations.answer(
+            options, conversation, caller, MessageWriter, is_lenient=True
+        )
 
     async def count_tokens(self, body: Conversation, _caller: Caller) -> int:
         """Returns the number of tokens of the prompt. Raises `InvalidArgumentError`."""

@@ -78,7 +78,9 @@ class MessageWriter:
         if self._stop_sequence is not None:
             reason = "stop_sequence"
         elif self._blocks.is_cut:
-            reason = "max_tokens"
+            (reader,) = self._start.readers
+            is_full = reader.clamped_to is not None
+            reason = "model_context_window_exceeded" if is_full else "max_tokens"
         elif any(block.kind == "call" for block in self._blocks.blocks):
             reason = "tool_use"
         else:

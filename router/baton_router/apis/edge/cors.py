@@ -3,11 +3,12 @@
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from baton_router.apis.edge.body.unknown_fields import HEADER
+from baton_router.apis.edge.headers import CLAMPED, IGNORED
 from baton_router.routing.admission.rate_limit import KINDS
 
 _EXPOSED = (
-    HEADER,
+    CLAMPED,
+    IGNORED,
     "x-request-id",
     "retry-after",
     "retry-after-ms",

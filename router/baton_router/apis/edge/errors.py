@@ -1,6 +1,7 @@
 """Error mapping of the HTTP API: exception to status and body in OpenAI's format.
 
 InvalidArgumentError      400 invalid_request_error, with the field as `param`
+ContextLengthError        400 context_length_exceeded
 ModelOutputError          400 unsupported_output, with `model` as `param`
 NoImagesError             400 unsupported_input, with `model` as `param`
 UnauthenticatedError      401 invalid_api_key
@@ -72,6 +73,7 @@ class Failure:
     Attributes:
         kind: the `type` of OpenAI's error.
         is_bug: it is a bug, to be logged.
+        too_long: the error of a request longer than the model; None: it is another one.
     """
 
     status: int
@@ -81,6 +83,7 @@ class Failure:
     param: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
     is_bug: bool = False
+    too_long: errors.ContextLengthError | None = None
 
     @property
     def body(self) -> ErrorBody:
@@ -94,6 +97,7 @@ _SERVER = "server_error"
 # Status, type and code by exception.
 _KINDS: dict[type[BaseException], tuple[int, str, str | None]] = {
     errors.InvalidArgumentError: (400, _INVALID, None),
+    errors.ContextLengthError: (400, _INVALID, "context_length_exceeded"),
     ModelOutputError: (400, _INVALID, "unsupported_output"),
     NoImagesError: (400, _INVALID, "unsupported_input"),
     errors.UnauthenticatedError: (401, "authentication_error", "invalid_api_key"),
@@ -125,7 +129,16 @@ def failure_of(error: BaseException) -> Failure:
         param = "model"
     if isinstance(error, ModelNotFoundError):
         code = "model_not_found"
-    return Failure(status, str(error), name, code, param, _headers_of(error), is_bug=status == 500)
+    return Failure(
+        status,
+        str(error),
+        name,
+        code,
+        param,
+        _headers_of(error),
+        is_bug=status == 500,
+        too_long=error if isinstance(error, errors.ContextLengthError) else None,
+    )
 
 
 def limit_headers(statuses: Mapping[Kind, RateLimitStatus]) -> dict[str, str]:

@@ -84,3 +84,9 @@ class HttpSettings(ConnectionLimits, BodyLimits):
         "x-baton-ignored of the answer and counted. refuse: 400. Unsupported ones that would "
         "change the answer are always refused.",
     )
+    excess_max_tokens: Literal["clamp", "refuse"] = setting(
+        "clamp",
+        "Bounds of an answer over HTTP beyond what the prompt leaves of the model's length. clamp: "
+        "they are lowered to that, and the header x-baton-clamped of the answer tells to what. "
+        "refuse: 400; not of /v1/messages, which clamps as Anthropic's API does.",
+    )

@@ -5,10 +5,11 @@ import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import msgspec
 from tokenizers import Tokenizer
 
 from baton.errors import InvalidArgumentError
-from baton.sampling import GrammarKind, SamplingParams
+from baton.sampling import GrammarKind, SamplingParams, check_length
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller
 from baton_router.apis.answers.answer_writer import AnswerStart, Extra, WriterOf
@@ -46,10 +47,15 @@ class Generations:
     Args:
         timeout: seconds, for a request that sets no deadline.
         extra_of: makes the timeline for a caller that asks for it.
+        clamps_max_tokens: more tokens than the prompt leaves of the model's length are lowered to
+            these; False: refused.
     """
 
-    def __init__(self, models: Models, timeout: float, extra_of: ExtraOf) -> None:
+    def __init__(
+        self, models: Models, timeout: float, extra_of: ExtraOf, *, clamps_max_tokens: bool = True
+    ) -> None:
         self._models = models
+        self._clamps = clamps_max_tokens
         self._timeout = timeout
         self._extra_of = extra_of
         self._tokens = {model.name: TokenBytes(_tokenizer(model)) for model in models}
@@ -65,13 +71,13 @@ class Generations:
         params = completion_sampling(body)
         for at, prompt in enumerate(prompts):
             own_id = request_id if len(prompts) == 1 else f"{request_id}-{at}"
-            calls.append(_call(body, model, own_id, prompt, params))
+            calls.append(_call(body, model, own_id, prompt, params, clamps=self._clamps))
             echo = await _echo(body, model, prompt) if body.echo else None
             readers.append(Reader(at * body.n, body.n, echo))
         if len(calls) > 1:  # or the valid ones would cost compute before one is refused
             await model.inference.wait_for_workers(deadline)
-            for call in calls:
-                await model.inference.check(call, caller)
+            for call, reader in zip(calls, readers, strict=True):
+                reader.note_request(await model.inference.check(call, caller))
         shape = CompletionShape(self._tokens[model.name])
         writer_of = partial(ChoiceWriter, body, shape)
         return self._exchange(body, model, caller, deadline, request_id, calls, readers, writer_of)
@@ -86,9 +92,16 @@ class Generations:
         conversation: Conversation,
         caller: Caller,
         writer_of: WriterOf | None = None,
+        *,
+        is_lenient: bool = False,
     ) -> HttpCall:
-        """Makes the exchange of a conversation. `writer_of` makes the writer of its answer; None:
-        that of `/v1/chat/completions`."""
+        """Makes the exchange of a conversation.
+
+        Args:
+            writer_of: makes the writer of its answer; None: that of `/v1/chat/completions`.
+            is_lenient: `max_tokens` are clamped whatever the setting is, and a budget of reasoning
+                is ignored for a model whose reasoning is not known.
+        """
         model = self._model(options.model)
         inference, card = model.inference, model.services.card
         _check_stream(options)
@@ -97,26 +110,25 @@ class Generations:
         tenant = inference.tenant_of(caller)
         async with asyncio.timeout(deadline.remaining()):  # images take time to be fetched
             prompt = await model.services.intake.prompt_of(conversation, tenant=tenant)
-        num_tokens = len(prompt.token_ids)
-        num_left = inference.max_model_len - num_tokens
-        if num_left < 1:
-            raise InvalidArgumentError(
-                "input.chat.messages",
-                f"have {num_tokens} tokens; the model's length is "
-                f"{inference.max_model_len}, and an answer needs one at least",
-            )
+        num_tokens, limit = len(prompt.token_ids), inference.max_model_len
+        check_length(num_tokens, 1, limit, "input.chat.messages")
+        ignored: Sequence[str] = ()
+        if is_lenient and options.thinking_token_budget is not None and not card.reasoning_format:
+            options = msgspec.structs.replace(options, thinking_token_budget=None)
+            ignored = ["parsing.max_reasoning_tokens"]
         request_id = _new_id()
-        params = chat_sampling(options, num_left)
+        params = chat_sampling(options, limit - num_tokens)
         grammar = params.grammar
         has_free_grammar = grammar is not None and grammar.kind is not GrammarKind.JSON_SCHEMA
         parsing = parsing_of(options, card, has_free_grammar=has_free_grammar)
-        calls = [_call(options, model, request_id, prompt, params, parsing)]
+        clamps = is_lenient or self._clamps
+        calls = [_call(options, model, request_id, prompt, params, parsing, clamps=clamps)]
         if writer_of is None:
             shape = ChatShape(self._tokens[model.name], is_parsed=parsing is not None)
             writer_of = partial(ChoiceWriter, options, shape)
         readers = [Reader(0, options.n)]
         return self._exchange(
-            options, model, caller, deadline, request_id, calls, readers, writer_of
+            options, model, caller, deadline, request_id, calls, readers, writer_of, ignored
         )
 
     async def tokens_of_chat(self, model: str, conversation: Conversation) -> Sequence[int]:
@@ -171,13 +183,21 @@ class Generations:
         calls: Sequence[GenerateCall],
         readers: Sequence[Reader],
         writer_of: WriterOf,
+        ignored: Sequence[str] = (),
     ) -> HttpCall:
         has_extra = body.baton.timeline
         extra = self._extra_of(caller, model.services.placer) if has_extra else None
         is_parsed = calls[0].parsing is not None
         writer = writer_of(AnswerStart(request_id, model.name, readers, is_parsed, extra))
         return HttpCall(
-            model.inference, caller, deadline, calls, readers, writer, is_stream=body.stream
+            model.inference,
+            caller,
+            deadline,
+            calls,
+            readers,
+            writer,
+            is_stream=body.stream,
+            ignored=ignored,
         )
 
     def _deadline(self, body: GenerationRequest) -> Deadline:
@@ -213,8 +233,18 @@ def _call(
     prompt: PromptInput,
     params: SamplingParams,
     parsing: ParsingOptions | None = None,
+    *,
+    clamps: bool,
 ) -> GenerateCall:
-    return GenerateCall(prompt, params, model.name, request_id, body.baton.priority, parsing)
+    return GenerateCall(
+        prompt,
+        params,
+        model.name,
+        request_id,
+        body.baton.priority,
+        parsing,
+        clamps_max_tokens=clamps,
+    )
 
 
 def _new_id() -> str:

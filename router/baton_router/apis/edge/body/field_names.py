@@ -29,7 +29,5 @@ class FieldNames:
             if match := pattern.match(error.field):
                 their_name = match.expand(name if isinstance(name, str) else name(body))
                 rest = error.field[match.end() :]
-                return InvalidArgumentError(
-                    their_name + rest, error.problem.replace("sampling.", "")
-                )
+                return error.named(their_name + rest, error.problem.replace("sampling.", ""))
         return error

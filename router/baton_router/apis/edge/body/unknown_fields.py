@@ -19,10 +19,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from baton.cluster.throttled_log import ThrottledLog
 from baton.errors import InvalidArgumentError
 from baton_router.apis.edge.body.objects import Objects, objects_of
+from baton_router.apis.edge.headers import IGNORED
 
 logger = logging.getLogger(__name__)
 
-HEADER = "x-baton-ignored"
 OTHER = "other"
 _SCOPE_KEY = "baton.ignored"
 
@@ -182,8 +182,11 @@ class IgnoredHeader:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_header(message: Message) -> None:
             if message["type"] == "http.response.start" and _SCOPE_KEY in scope:
-                header = (HEADER.encode(), scope[_SCOPE_KEY].encode())
-                message = {**message, "headers": [*message["headers"], header]}
+                name, value = IGNORED.encode(), scope[_SCOPE_KEY].encode()
+                others = [header for header in message["headers"] if header[0] != name]
+                known = [value for key, value in message["headers"] if key == name]
+                header = (name, b", ".join([value, *known]))
+                message = {**message, "headers": [*others, header]}
             await send(message)
 
         await self._app(scope, receive, send_with_header)
