@@ -13,6 +13,7 @@ from rich.style import Style
 from baton.client.client import (
     Client,
     Clip,
+    Finished,
     FinishReason,
     Image,
     Message,
@@ -179,11 +180,15 @@ class Conversation:
         parsing = None
         if self._splits or self._tools:
             parsing = OutputParsing(self._tools, reasoning=self._splits)
-        answer, is_whole = ShownAnswer(), False
+        answer, is_whole, finished = ShownAnswer(), False, None
         with (
             contextlib.suppress(KeyboardInterrupt),
             self._client.generate(
-                messages, self._params, priority=self._priority, parsing=parsing
+                messages,
+                self._params,
+                priority=self._priority,
+                parsing=parsing,
+                clamp_max_tokens=True,
             ) as generation,
         ):
             for chunk in generation:
@@ -192,7 +197,15 @@ class Conversation:
             finished = generation.finished
             is_whole = finished is not None and finished.reason is not FinishReason.LENGTH
         print(flush=True)
+        if finished is not None and not is_whole:
+            self._tell_cut(finished)
         return answer.message(is_whole=is_whole)
+
+    def _tell_cut(self, finished: Finished) -> None:
+        """Tells on stderr by which bound an answer was cut."""
+        is_own = finished.usage.num_output_tokens >= self._params.max_tokens
+        bound = "--max-tokens" if is_own else "the model's length"
+        Console(stderr=True).print(f"[the answer was cut at {bound}]", style="dim", markup=False)
 
 
 def run(

@@ -164,6 +164,7 @@ class _BaseClient(Generic[_AnyConnections, _AnyGeneration]):
         metadata: Metadata = (),
         parsing: OutputParsing | None = None,
         images: Sequence[Image] = (),
+        clamp_max_tokens: bool = False,
     ) -> _AnyGeneration:
         """Starts a generation. Errors of the server are raised when its chunks are read.
 
@@ -178,6 +179,8 @@ class _BaseClient(Generic[_AnyConnections, _AnyGeneration]):
             parsing: tools of the model, and parsing of its output; None: the output is text alone.
             images: of a prompt that is text or token ids, which has the model's placeholder for
                 each. Those of a conversation are in its messages.
+            clamp_max_tokens: lower `params.max_tokens` to what the prompt leaves of the model's
+                length, instead of refusing more.
         """
 
         def open_attempt(attempt: CallAttempt) -> Any:
@@ -187,7 +190,16 @@ class _BaseClient(Generic[_AnyConnections, _AnyGeneration]):
                 call = self._connections[attempt.router].inference.Generate
                 return call(attempt.request, **self._options(attempt.timeout, metadata))
 
-        request = generate_request(prompt, params, model, request_id, priority, parsing, images)
+        request = generate_request(
+            prompt,
+            params,
+            model,
+            request_id,
+            priority,
+            parsing,
+            images,
+            clamp_max_tokens=clamp_max_tokens,
+        )
         limit = self._timeout if timeout is None else timeout
         resumption = Resumption(request, self._routers, limit, wait_for_ready=self._wait_for_ready)
         return self._generation_type(

@@ -77,6 +77,8 @@ def generate_request(
     priority: int,
     parsing: OutputParsing | None = None,
     images: Sequence[Image] = (),
+    *,
+    clamp_max_tokens: bool = False,
 ) -> pb.GenerateRequest:
     if not hasattr(priority, "__index__") or not -(2**31) <= priority < 2**31:
         raise InvalidArgumentError("priority", f"is {priority!r}; must be in [-2^31, 2^31)")
@@ -88,6 +90,7 @@ def generate_request(
         priority=priority,
         parsing=None if parsing is None else _parsing_to_message(parsing),
         images=map(_image_to_message, images),
+        clamp_max_tokens=clamp_max_tokens,
     )
     _set_input(request, prompt)
     return request

@@ -158,6 +158,7 @@ class GenerateRequest(_message.Message):
     PARSING_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
     ENCODER_INPUTS_FIELD_NUMBER: _builtins.int
+    CLAMP_MAX_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name or alias of a model that `ListModels` lists. Empty: the first of them. Any other name is
     NOT_FOUND. Of an alias of several models, `request_id` alone decides which one it is.
@@ -171,6 +172,10 @@ class GenerateRequest(_message.Message):
     priority: _builtins.int
     """Priority; the router admits smaller ones first, and workers with the priority policy schedule
     them first. 0 by default.
+    """
+    clamp_max_tokens: _builtins.bool
+    """Lowers `sampling.max_tokens` to what the prompt leaves of the model's length, instead of refusing
+    a request that both make too long. A prompt that leaves nothing is refused.
     """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
@@ -227,10 +232,11 @@ class GenerateRequest(_message.Message):
         parsing: Global___OutputParsing | None = ...,
         images: _abc.Iterable[Global___Image] | None = ...,
         encoder_inputs: _abc.Iterable[Global___EncoderInput] | None = ...,
+        clamp_max_tokens: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "parsing", b"parsing", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "continue_from", b"continue_from", "encoder_inputs", b"encoder_inputs", "images", b"images", "input", b"input", "model", b"model", "parsing", b"parsing", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "clamp_max_tokens", b"clamp_max_tokens", "continue_from", b"continue_from", "encoder_inputs", b"encoder_inputs", "images", b"images", "input", b"input", "model", b"model", "parsing", b"parsing", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015

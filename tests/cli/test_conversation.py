@@ -28,16 +28,15 @@ from baton.errors import InvalidArgumentError, UnavailableError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 
 WEATHER = Tool("weather")
+NUM_TOKENS = 7
 
 
 class FakeGeneration:
     """Generation of these parts; raises those that are exceptions."""
 
-    def __init__(self, script: Sequence[Part | BaseException]) -> None:
+    def __init__(self, script: Sequence[Part | BaseException], reason: FinishReason) -> None:
         self.script = script
-        self.finished = Finished(
-            FinishReason.END_OF_SEQUENCE, "", Usage(*[1] * 6), Timings(*[0.1] * 5)
-        )
+        self.finished = Finished(reason, "", Usage(*[NUM_TOKENS] * 6), Timings(*[0.1] * 5))
 
     def __iter__(self) -> Iterator[Chunk]:
         for step in self.script:
@@ -53,6 +52,8 @@ class FakeClient:
         self.script = [TextPart(step) if isinstance(step, str) else step for step in script]
         self.asked: list[list[Message]] = []
         self.parsing: OutputParsing | None = None
+        self.reason = FinishReason.END_OF_SEQUENCE
+        self.is_clamped = False
 
     @contextmanager
     def generate(
@@ -62,14 +63,18 @@ class FakeClient:
         *,
         priority: int,
         parsing: OutputParsing | None,
+        clamp_max_tokens: bool,
     ) -> Iterator[FakeGeneration]:
         self.asked.append(prompt)
         self.parsing = parsing
-        yield FakeGeneration(self.script)
+        self.is_clamped = clamp_max_tokens
+        yield FakeGeneration(self.script, self.reason)
 
 
-def conversation(client: FakeClient, system: str = "", **options: Any) -> Conversation:
-    return Conversation(client, SamplingParams(), system, **options)
+def conversation(
+    client: FakeClient, system: str = "", max_tokens: int = 16, **options: Any
+) -> Conversation:
+    return Conversation(client, SamplingParams(max_tokens=max_tokens), system, **options)
 
 
 def test_conversation_sends_all_earlier_messages(capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,6 +184,15 @@ def test_conversation_asks_for_no_parts_under_a_free_grammar(
     Conversation(client, params, "").say("one")
     assert client.parsing is None
     assert capsys.readouterr().out == "not shown\n"
+
+
+def test_conversation_tells_of_a_cut_answer_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    for max_tokens, bound in ((16, "the model's length"), (NUM_TOKENS, "--max-tokens")):
+        client = FakeClient("he")
+        client.reason = FinishReason.LENGTH
+        conversation(client, max_tokens=max_tokens).say("one")
+        assert capsys.readouterr() == ("he\n", f"[the answer was cut at {bound}]\n")
+        assert client.is_clamped
 
 
 def test_tools_are_read_in_the_form_of_openai(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Sampling options of the command line, and the parameters they become."""
 
 import dataclasses
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from baton.cli import generate as room
+from baton.cli.commands.requests import chat
 from baton.cli.main import app
 from baton.cli.options.sampling import SamplingOptions, takes_sampling, with_options_named
 from baton.client.client import Generation
@@ -33,6 +35,11 @@ def said(*arguments: str) -> SamplingOptions:
     result = CliRunner().invoke(command, list(arguments))
     assert result.exit_code == 0, result.output
     return given[0]
+
+
+def test_chat_has_no_bound_of_its_own():
+    assert inspect.signature(chat.callback).parameters["max_tokens"].default is None
+    assert SamplingOptions(max_tokens=None).params().max_tokens > 2**30
 
 
 def test_options_default_to_greedy_sampling():

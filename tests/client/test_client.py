@@ -193,7 +193,7 @@ def test_generate_names_the_field_of_an_invalid_prompt(client, prompt, field):
 
 def test_generate_sends_every_parameter(client, router):
     params = SamplingParams(max_tokens=4, temperature=0.5, stop=("x",), seed=2**63)
-    client.generate("Hi", params, model="tiny", request_id="mine").text()
+    client.generate("Hi", params, model="tiny", request_id="mine", clamp_max_tokens=True).text()
     client.generate("Hi", SamplingParams(temperature=0.5)).text()
     client.generate("Hi").text()
     asked, unseeded, plain = router.requests
@@ -203,6 +203,7 @@ def test_generate_sends_every_parameter(client, router):
     assert not unseeded.sampling.HasField("seed"), "the router draws one"
     assert asked.sampling.HasField("top_p")
     assert not plain.HasField("sampling")
+    assert (asked.clamp_max_tokens, plain.clamp_max_tokens) == (True, False)
 
 
 def test_generate_uses_its_own_timeout_or_that_of_the_client(client, router):

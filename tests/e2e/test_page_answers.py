@@ -69,6 +69,18 @@ def page(browser: webdriver.Chrome, router: ScriptedRouter) -> Iterator[webdrive
         yield one
 
 
+def test_page_has_no_bound_of_its_own_and_tells_of_a_cut(page, router):
+    router.reason = "length"
+    card = answered(page, "x")
+    assert "Cut at the model's length" in card.find_element(By.CSS_SELECTOR, ".note").text
+    answered(page, "x", mode="continue")
+    assert ["max_tokens" in body for body in router.requests] == [False, True]
+    assert router.requests[1]["max_tokens"] == TINY["max_model_len"]
+    card = answered(page, "x", max_tokens="5")
+    assert "Cut at Max tokens" in card.find_element(By.CSS_SELECTOR, ".note").text
+    assert router.requests[2]["max_tokens"] == 5
+
+
 def test_page_renders_markdown_while_it_is_written(page, router):
     router.proceed.clear()
     router.answers = [[{"content": part} for part in MARKDOWN]]

@@ -57,7 +57,7 @@ def generate(
 @command("Use", click_class=GroupedCommand)
 @takes_sampling(
     without=frozenset({"n", "logprobs", "prompt_logprobs"}),
-    max_tokens=256,
+    max_tokens=None,
     temperature=0.7,
     top_p=0.95,
 )
@@ -96,7 +96,9 @@ def chat(
 ) -> None:
     """Talk with the model; each line is a turn.
 
-    Reasoning is dim, or on stderr if stdout is no terminal. Ctrl-C stops an answer, Ctrl-D ends.
+    An answer may fill the model's length, unless --max-tokens is given; one that was cut says so on
+    stderr. Reasoning is dim, or on stderr if stdout is no terminal. Ctrl-C stops an answer, Ctrl-D
+    ends.
 
     \b
     Examples:

@@ -25,6 +25,9 @@ _FORM = "Structured output"
 _LOGPROBS = "Log-probabilities (with --json)"
 _WORK = "Execution"
 
+# A bound beyond the length of any model, which the router lowers.
+_ANY_LENGTH = 2**31
+
 # Fields whose option has another name.
 _OPTIONS_OF_FIELDS = {
     "bad_words": "bad_word",
@@ -45,7 +48,7 @@ def _option(panel: str, text: str, *names: str, metavar: str | None = None) -> A
 class SamplingOptions:
     """Sampling options of a command line; a field is an option of the same name."""
 
-    max_tokens: Annotated[int, _option(_LENGTH, "Maximum tokens to generate.")] = 128
+    max_tokens: Annotated[int | None, _option(_LENGTH, "Maximum tokens to generate.")] = 128
     min_tokens: Annotated[int, _option(_LENGTH, "Minimum tokens to generate.")] = 0
     stop: Annotated[list[str] | None, _option(_LENGTH, "Stop string; may be repeated.")] = None
     stop_token_id: Annotated[
@@ -164,7 +167,7 @@ class SamplingOptions:
     def params(self) -> SamplingParams:
         """Raises `InvalidArgumentError` for a value that cannot be read or is out of bounds."""
         return SamplingParams(
-            max_tokens=self.max_tokens,
+            max_tokens=_ANY_LENGTH if self.max_tokens is None else self.max_tokens,
             min_tokens=self.min_tokens,
             stop=tuple(self.stop or ()),
             stop_token_ids=tuple(self.stop_token_id or ()),

@@ -287,7 +287,7 @@ async def test_budget_of_thinking_becomes_a_grammar(model):
     assert "1024" in str(asked.sampling.grammar)
 
 
-async def test_budget_of_thinking_is_ignored_where_reasoning_is_unknown(model):
+async def test_budget_of_thinking_is_ignored_if_reasoning_is_unknown(model):
     card = replace(model, reasoning_format=None)
     thinking = {"type": "enabled", "budget_tokens": 1024}
     computing, decoding = writing("a", model=card)

@@ -2,7 +2,7 @@ from functools import cache
 
 import pytest
 
-from baton.errors import InvalidArgumentError
+from baton.errors import ContextLengthError, InvalidArgumentError
 from baton.models import locate
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import sampling_pb2
@@ -248,3 +248,14 @@ async def test_intake_tokenizes_as_generate_does(text):
     intake = Intake(card(), RequestLimits())
     token_ids, shown = await intake.tokenize(text)
     assert (shown, token_ids) == (text, card().tokenizer.encode(text).ids)
+
+
+async def test_intake_clamps_bound_of_call_that_asks_for_it():
+    for asked, clamped in ((4, 4), (5, 4), (2**31, 4)):
+        made = await read(
+            token_ids=ids(*[5] * 60), sampling=sampling(max_tokens=asked), clamp_max_tokens=True
+        )
+        assert (made.params.max_tokens, made.is_clamped) == (clamped, asked > clamped)
+    with pytest.raises(ContextLengthError, match="64 tokens; this model's maximum") as caught:
+        await read(token_ids=ids(*[5] * 64), clamp_max_tokens=True)
+    assert (caught.value.num_tokens, caught.value.max_model_len) == (64, 64)

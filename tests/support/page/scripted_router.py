@@ -65,6 +65,7 @@ class ScriptedRouter:
         api_key: required in the header `authorization`, unless it is empty.
         proceed: clear it to hold answers before their end.
         is_cut: answers end without their end said.
+        reason: finish reason of answers.
     """
 
     def __init__(self) -> None:
@@ -73,6 +74,7 @@ class ScriptedRouter:
         self.models: list[Json]
         self.api_key: str
         self.is_cut: bool
+        self.reason: str
         self.proceed = threading.Event()
         self.address = ""
         self.reset()
@@ -80,7 +82,7 @@ class ScriptedRouter:
     def reset(self) -> None:
         """Forgets what earlier tests have set."""
         self.answers, self.requests, self.models = [], [], [TINY]
-        self.api_key, self.is_cut = "", False
+        self.api_key, self.is_cut, self.reason = "", False, "stop"
         self.proceed.set()
 
     async def page(self, request: Request) -> Response:
@@ -102,7 +104,7 @@ class ScriptedRouter:
         await asyncio.to_thread(self.proceed.wait, 60)
         if self.is_cut:
             return
-        yield _event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+        yield _event({"choices": [{"index": 0, "delta": {}, "finish_reason": self.reason}]})
         yield _event({"choices": [], "baton": {"requests": [TIMELINE]}})
         yield "data: [DONE]\n\n"
 
@@ -118,6 +120,7 @@ def scripted_router() -> Iterator[ScriptedRouter]:
         Route("/", router.page),
         Route("/v1/models", router.list_models),
         Route("/v1/chat/completions", router.chat, methods=["POST"]),
+        Route("/v1/completions", router.chat, methods=["POST"]),
     ]
     config = uvicorn.Config(
         Starlette(routes=routes), host="127.0.0.1", port=0, log_level="warning", lifespan="off"

@@ -66,6 +66,7 @@ class CallReader:
             images_beside(message),
             tuple(map(_encoder_input, message.encoder_inputs)),
             [_received(at, output) for at, output in enumerate(message.continue_from)],
+            message.clamp_max_tokens,
         )
 
     def _parsing(self, message: pb.OutputParsing) -> ParsingOptions:

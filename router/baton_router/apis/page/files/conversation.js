@@ -97,8 +97,9 @@ function requestFor({ messages, prompt }) {
   } else {
     body.prompt = prompt;
   }
-  // A field that is empty leaves the default to the router.
+  // A field that is empty leaves the default to the router, but that of a completion is short.
   if (find("max-tokens").value) body.max_tokens = find("max-tokens").valueAsNumber;
+  else if (!messages) body.max_tokens = servedModel()?.max_model_len;
   if (find("temperature").value) body.temperature = find("temperature").valueAsNumber;
   body.stream = true;
   body.baton = { timeline: true };
@@ -109,6 +110,9 @@ function requestFor({ messages, prompt }) {
 class Card {
   constructor(exchange) {
     this.exchange = exchange;
+    this.bound = find("max-tokens").value
+      ? "Max tokens, or at the model's length; raise it in the options."
+      : "the model's length; begin a new chat.";
     this.text = "";
     this.thought = "";
     this.calls = []; // tool calls, as in a message
@@ -138,7 +142,7 @@ class Card {
       this.write(delta ? delta.content : text);
       if (delta?.reasoning_content) this.think(delta.reasoning_content);
       for (const call of delta?.tool_calls ?? []) this.call(call);
-      if (reason === "length") this.note("Stopped at Max tokens; raise it in the options.");
+      if (reason === "length") this.note(`Cut at ${this.bound}`);
     }
     if (chunk.baton) this.about = about(chunk.baton.requests[0]);
   }
