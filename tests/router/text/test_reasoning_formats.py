@@ -148,6 +148,38 @@ def test_parser_returns_calls_after_reasoning(way):
         assert text_of(parts) == ("Let me see." if written.takes_text else "")
 
 
+TAGGED = [key for key in WRITTEN if WRITTEN[key].takes_text and "harmony" not in key]
+
+
+@pytest.mark.parametrize("way", TAGGED)
+@pytest.mark.parametrize("splits", [True, False], ids=["split", "text"])
+def test_parser_returns_calls_that_an_open_thought_ends_with(way, splits):
+    written = WRITTEN[way]
+    calls = [("get", {"city": "Rome"}), ("get", {})]
+    text = f"<think>\nI call {written.write([('get', {'city': 'Oslo'})], '')} or:\n\n"
+    text += written.write(calls, "")
+    options = ParsingOptions(tools=[Tool("get")], splits_reasoning=splits)
+    for cut in range(len(text)):
+        parser = format_of("think", written.format_name).parser(options)
+        parts = parse(parser, [text[:cut], text[cut:]])
+        shown, hidden = (reasoning_of, text_of) if splits else (text_of, reasoning_of)
+        assert (shown(parts), hidden(parts)) == (text.removeprefix("<think>\n" * splits), "")
+        assert calls_of(parts) == calls
+
+
+@pytest.mark.parametrize("way", TAGGED)
+@pytest.mark.parametrize("end", ["</think>\n\nDone.", " but no."], ids=["closed", "open"])
+def test_parser_returns_no_call_that_a_thought_goes_past(way, end):
+    written = WRITTEN[way]
+    text = f"<think>{written.write([('get', {})], '')}{end}"
+    options = ParsingOptions(tools=[Tool("get")], splits_reasoning=True)
+    for cut in range(len(text)):
+        parser = format_of("think", written.format_name).parser(options)
+        parts = parse(parser, [text[:cut], text[cut:]])
+        assert calls_of(parts) == []
+        assert reasoning_of(parts) + text_of(parts) == text[7:].replace("</think>\n\n", "")
+
+
 HARMONY = (
     "<|channel|>analysis<|message|>Hm {1}\n<|end|><|start|>assistant"
     "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant"

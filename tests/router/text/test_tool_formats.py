@@ -16,7 +16,7 @@ from baton_router.call.output_format import (
     ParsingOptions,
     Tool,
 )
-from baton_router.call.parts import Text, ToolCallArguments, ToolCallStart
+from baton_router.call.parts import Text, ToolCallArguments, ToolCallStart, joined
 from baton_router.text.output_parsing.formats.catalog import (
     FormatNames,
     detect,
@@ -25,6 +25,7 @@ from baton_router.text.output_parsing.formats.catalog import (
     tool_format_names,
 )
 from tests.support.model_outputs import (
+    SPECIAL_TOKENS,
     WRITTEN,
     Written,
     calls_of,
@@ -49,6 +50,7 @@ NASTY: list[Any] = [
     ("any.tool-1", {"a": {"b": [1, -2.5e3, True, None, {"c": "}"}]}, "d": "<|call|>", "e": ""}),
 ]
 every_way = pytest.mark.parametrize("way", WRITTEN.values(), ids=WRITTEN)
+every_choice = pytest.mark.parametrize("options", [AUTO, REQUIRED], ids=["auto", "required"])
 every_format = pytest.mark.parametrize("name", tool_format_names())
 
 
@@ -72,7 +74,7 @@ def sample(way: Written) -> tuple[list[Any], str]:
 
 
 @every_way
-@pytest.mark.parametrize("options", [AUTO, REQUIRED], ids=["auto", "required"])
+@every_choice
 def test_parser_returns_calls_when_cut_at_every_place(way, options):
     calls, text = sample(way)
     for cut in range(len(text) + 1):
@@ -130,92 +132,156 @@ def test_parser_returns_any_calls_in_any_pieces(way, calls, text, cuts):
 
 
 @every_way
-def test_parser_never_returns_half_a_call_unless_forced(way):
+@every_choice
+def test_parser_returns_cut_call_in_part_or_not_at_all(way, options):
     calls, text = sample(way)
     for end in range(len(text)):
-        found = calls_of(parts_of(way, text[:end], end // 2))
-        assert found == calls[: len(found)]
-
-
-@every_way
-def test_parser_accepts_truncation_when_forced(way):
-    _, text = sample(way)
-    for end in range(len(text)):
-        parts = parts_of(way, text[:end], end // 2, options=REQUIRED)
+        parts = parts_of(way, text[:end], end // 2, options=options)
         starts = [part.name for part in parts if isinstance(part, ToolCallStart)]
-        assert starts == [name for name, _ in sample(way)[0]][: len(starts)]
+        assert starts == [name for name, _ in calls][: len(starts)]
+        assert is_text_without_marks(text_of(parts), way), text[:end]
+
+
+def is_text_without_marks(shown: str, way: Written) -> bool:
+    """Whether this is the text before the calls, or its beginning; what may begin a mark, but is
+    none yet, may follow."""
+    text = "Sure [1] <b>." if way.takes_text else ""
+    begun = shown.removeprefix(text).strip()
+    return text.startswith(shown) or any(
+        token.startswith(begun) and token != begun for token in SPECIAL_TOKENS
+    )
 
 
 @every_way
-def test_parser_streams_arguments_of_a_forced_call(way):
+@every_choice
+def test_parser_streams_arguments_as_they_are_written(way, options):
     text = way.write([("get_weather", {"city": "a" * 50, "days": list(range(50))})], "")
-    parser = format_of(way.format_name).parser(REQUIRED)
-    shown = [parser.push(character) for character in text]
-    began = next(i for i, parts in enumerate(shown) if parts)
-    assert began < len(text) - 200
-    assert sum(bool(parts) for parts in shown) >= 3
-    assert isinstance(shown[began][0], ToolCallStart)
+    parser = format_of(way.format_name).parser(options)
+    middle = text.index("a" * 50) + 25
+    parts = [part for character in text[:middle] for part in parser.push(character)]
+    assert parts[0] == ToolCallStart(0, "get_weather")
+    pieces = [part.json for part in parts if isinstance(part, ToolCallArguments)]
+    assert len(pieces) > 20
+    assert "".join(pieces) == '{"city": "' + "a" * 25
 
 
 @every_way
-def test_parser_holds_back_a_call_that_is_not_forced(way):
-    text = way.write([("get_weather", {"city": "Rome"})], "")
-    parser = format_of(way.format_name).parser(AUTO)
-    shown = [part for character in text for part in parser.push(character)] + parser.finish()
-    assert shown == [
-        ToolCallStart(0, "get_weather"),
-        ToolCallArguments(0, '{"city": "Rome"}'),
-    ]
-
-
-@every_way
-def test_parser_returns_text_of_unknown_tools_unchanged(way):
-    text = way.write([("unknown", {"city": "Rome"})], "")
-    parts = parts_of(way, text, *range(len(text)))
-    assert text_of(parts) == text
-    assert calls_of(parts) == []
-
-
-@every_way
-def test_parser_returns_truncated_call_as_text(way):
-    text = way.write([("get_weather", {"city": "Rome"})], "")
-    end = text.index("Rome")
-    assert text_of(parts_of(way, text[:end], 3)) == text[:end]
+def test_parser_returns_calls_of_unknown_tools(way):
+    text = way.write([("unknown", {"city": "Rome"}), ("get", {})], "")
+    for cut in range(len(text) + 1):
+        parts = parts_of(way, text, cut)
+        assert calls_of(parts) == [("unknown", {"city": "Rome"}), ("get", {})]
+        assert text_of(parts) == ""
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("hermes", '<tool_call>\n{"name": "get", "arguments": [1]}\n</tool_call>'),
-        ("hermes", '<tool_call>{"name": "get", "arguments": {"a": 01}}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "get", "arguments": {"a": NaN}}</tool_call>'),
-        ("hermes", '<tool_call>{"name": "get", "arguments": "{\\"a\\": NaN}"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "get"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "get", "arguments": null}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "get", "arguments": ""}</tool_call>'),
+        ("qwen3-coder", "<tool_call>\n<function=get>\n</function>\n</tool_call>"),
+        ("json", '{"name": "get"}'),
+        ("json", '[{"name": "get"}]'),
+        ("llama3-json", '{"name": "get", "type": "function"}'),
+        ("llama3-json", '<|python_tag|>{"name": "get"}'),
+        ("mistral", '[TOOL_CALLS] [{"name": "get"}]'),
+        ("mistral", "[TOOL_CALLS]get[ARGS]{}"),
+        ("pythonic", "[get()]"),
+        (
+            "deepseek",
+            "<｜tool▁call▁begin｜>get<｜tool▁sep｜><｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ),
+        ("harmony", "<|channel|>commentary to=functions.get<|message|><|call|>"),
+    ],
+)  # fmt: skip
+def test_parser_returns_calls_without_arguments(name, text):
+    for cut in range(len(text) + 1):
+        parts = parts_of(Written(name, lambda *_: ""), text, cut)
+        assert calls_of(parts) == [("get", {})]
+        assert text_of(parts) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
         ("hermes", '<tool_call>{"name": ["get"], "arguments": {}}</tool_call>'),
         ("hermes", '<tool_call>{"arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "\\x", "arguments": {}}</tool_call>'),
         ("hermes", "<tool_call>[]</tool_call>"),
-        ("hermes", '<tool_call>{"name": "get", "arguments": ' + '{"a":' * 5000),
-        ("hermes", '<tool_call>{"name": "get", "arguments": ' + '{"a":' * 999 + "1" + "}" * 1000),
-        ("json", '[{"name": "get", "arguments": {}}, 5]'),
-        ("json", '{"name": "get"}'),
+        ("json", '{"name": "Rome"}'),
+        ("json", '{"name": "get", "answer": 42}'),
         ("llama3-json", '{"answer": 42}'),
         ("mistral", "[TOOL_CALLS]get[ARGS]5"),
+        ("mistral", "[TOOL_CALLS]a b[ARGS]{}"),
         ("mistral", "[TOOL_CALLS]" + "x" * 1000),
         ("pythonic", "[link](https://example.org)"),
-        ("pythonic", "[get(city=Rome)]"),
         ("pythonic", "[get(1)]"),
-        ("pythonic", "[get(a=" + "[" * 100 + "]" * 100 + ")]"),
-        ("pythonic", "[get(a='x\\uzzzz')]"),
-        ("qwen3-coder", "<tool_call>\n<function=get>\n<parameter=a>\n1\n</function>"),
-        ("deepseek", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>nothing"),
-        ("harmony", "<|channel|>commentary to=functions.get<|message|>nothing<|end|>"),
+        ("pythonic", "[main()]"),
         ("harmony", "<|channel|>" + "x" * 1000),
     ],
 )
-def test_parser_returns_malformed_calls_as_text(name, text):
+def test_parser_returns_what_is_no_call_as_text(name, text):
     for cuts in ((), range(0, len(text), 7)):
         parts = parts_of(Written(name, lambda *_: ""), text, *cuts)
         assert text_of(parts) == text
         assert calls_of(parts) == []
+
+
+DEEP = '{"a":' * 5000
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("hermes", '<tool_call>{"name": "get", "arguments": [1]}</tool_call>', "[1]"),
+        ("hermes", '<tool_call>{"name": "get", "arguments": 5}</tool_call>', "5"),
+        ("hermes", '<tool_call>{"name": "get", "arguments": {"a": 01}}</tool_call>', '{"a": 01}'),
+        ("hermes", '<tool_call>{"name": "get", "arguments": {"a": NaN}}</tool_call>', '{"a": NaN}'),
+        ("hermes", '<tool_call>{"name": "get", "arguments": "{\\"a\\"}"}</tool_call>', '{"a"}'),
+        ("hermes", '<tool_call>{"name": "get", "arguments": "\\ud800"}</tool_call>', "\\ud800"),
+        ("hermes", '<tool_call>{"name": "get", "arguments": "\\x"}</tool_call>', '"\\x"'),
+        ("hermes", '<tool_call>{"name": "get", "arguments": {"a": [1}}</tool_call>', '{"a": [1}'),
+        ("hermes", '<tool_call>{"name": "get", "arguments": {"a": 1]}}</tool_call>', '{"a": 1]}'),
+        ("hermes", '<tool_call>{"name": "get", "arguments": {"a": 1}</tool_call>', '{"a": 1}'),
+        ("hermes", '<tool_call>{"name": "get", "arguments": {"a": 1}}}</tool_call>', '{"a": 1}'),
+        ("hermes", f'<tool_call>{{"name": "get", "arguments": {DEEP}', DEEP),
+        ("pythonic", "[get(city=Rome)]", '{"city": '),
+        ("pythonic", "[get(a=" + "[" * 100 + "]" * 100 + ")]", '{"a": ' + "[" * 65),
+        ("pythonic", "[get(a='x\\uzzzz')]", '{"a": "x'),
+        ("pythonic", "<|python_start|>[get(a=b)]<|python_end|>", '{"a": '),
+        (
+            "qwen3-coder",
+            "<tool_call><function=get><parameter=a>\n1\n</parameter> x</tool_call>",
+            '{"a": 1}',
+        ),
+        (
+            "qwen3-coder",
+            "<tool_call><function=get>\n<parameter=city>\n1\n</function>",
+            '{"city": "1\\n</function>',
+        ),
+        (
+            "harmony",
+            "<|channel|>commentary to=functions.get <|constrain|>code<|message|>ls<|call|>",
+            "ls",
+        ),
+        (
+            "harmony",
+            "<|channel|>commentary to=functions.get<|message|>{} and more<|call|>",
+            "{}",
+        ),
+    ],
+)  # fmt: skip
+def test_parser_returns_malformed_arguments_as_written(name, text, arguments):
+    for cuts in ((), range(0, len(text), 7)):
+        parts = joined(parts_of(Written(name, lambda *_: ""), text, *cuts))
+        assert parts == [ToolCallStart(0, "get"), ToolCallArguments(0, arguments)]
+
+
+def test_parser_returns_what_follows_a_malformed_list_as_text():
+    parts = parts_of(WRITTEN["json"], '[{"name": "get", "arguments": {}}, 5]')
+    assert (calls_of(parts), text_of(parts)) == ([("get", {})], ", 5]")
 
 
 def test_parser_returns_calls_after_a_malformed_one():
@@ -287,6 +353,83 @@ def test_qwen3_coder_converts_values_by_their_schema():
     ]
 
 
+OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+DEFINITIONS = {
+    "Text": {"type": "string"},
+    "Maybe": {"anyOf": [{"$ref": "#/$defs/Text"}, {"type": "null"}]},
+    "Tree": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/Tree"}}, {"type": "null"}]},
+    "Loop": {"$ref": "#/$defs/Loop"},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        (OPTIONAL, "12345", "12345"),
+        (OPTIONAL, "1.10", "1.10"),
+        (OPTIONAL, "true", "true"),
+        (OPTIONAL, '{"a": 1}', '{"a": 1}'),
+        (OPTIONAL, '"x"', '"x"'),
+        (OPTIONAL, "null", None),
+        (OPTIONAL, "None", None),
+        ({"type": ["string", "null"]}, "12345", "12345"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": "string"}, "null", "null"),
+        ({"type": "string", "format": "password"}, "12345", "12345"),
+        ({"type": "string", "minLength": 2}, "12345", "12345"),
+        ({"$ref": "#/$defs/Text"}, "12345", "12345"),
+        ({"$ref": "#/$defs/Maybe"}, "12345", "12345"),
+        ({"$ref": "#/$defs/Maybe"}, "null", None),
+        ({"$ref": "#/$defs/Tree"}, "[[], null]", [[], None]),
+        ({"$ref": "#/$defs/Loop"}, "12345", 12345),
+        ({"$ref": "#/$defs/Unknown"}, "12345", 12345),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": ["auto", 1]}, "1", 1),
+        ({"enum": ["auto", None]}, "null", None),
+        ({"const": "7"}, "7", "7"),
+        ({"allOf": [{"type": "string"}, {"minLength": 1}]}, "12345", "12345"),
+        ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, "12345", 12345),
+        ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, "1.10", "1.10"),
+        ({"anyOf": [{"type": "number"}, {"type": "string"}]}, "5", 5),
+        ({"anyOf": [{"type": "object"}, {"type": "string"}]}, '{"a": 1}', {"a": 1}),
+        ({"type": "integer"}, "12345", 12345),
+        ({"type": "boolean"}, "False", False),
+        ({"type": "object"}, '{"a": "two\nlines"}', {"a": "two\nlines"}),
+        ({"type": "object"}, "{'a': 1}", "{'a': 1}"),
+        ({}, "12345", 12345),
+        (True, "x", "x"),
+        (False, "12345", 12345),
+    ],
+)
+def test_qwen3_coder_types_values_by_all_that_schema_admits(schema, text, value):
+    parameters = {"type": "object", "properties": {"a": schema}, "$defs": DEFINITIONS}
+    options = ParsingOptions(tools=[Tool("get", parameters)])
+    parameter = f"<parameter=a>\n{text}\n</parameter>"
+    written = f"<tool_call>\n<function=get>\n{parameter}\n</function>\n</tool_call>"
+    for cut in range(len(written) + 1):
+        assert calls_of(parts_of(WRITTEN["qwen3-coder"], written, cut, options=options)) == [
+            ("get", {"a": value})
+        ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        # A grammar has these written as JSON, and strings that may be any as they are.
+        (OPTIONAL, '"12345"', "12345"),
+        ({"enum": ["1", "2"]}, '"1"', "1"),
+        ({"type": "string"}, '"1"', '"1"'),
+        ({"type": "string", "format": "password"}, "12345", "12345"),
+    ],
+)
+def test_qwen3_coder_reads_what_its_grammar_has_written(schema, text, value):
+    tool = Tool("get", {"type": "object", "properties": {"a": schema}})
+    options = ParsingOptions(tools=[tool], choice=Choice.REQUIRED)
+    written = f"<tool_call><function=get><parameter=a>\n{text}\n</parameter></function></tool_call>"
+    parts = parts_of(WRITTEN["qwen3-coder"], written, options=options)
+    assert calls_of(parts) == [("get", {"a": value})]
+
+
 MARKS = "".join(way.write([("get", {"city": "x"})], "y") for way in WRITTEN.values())
 
 
@@ -303,7 +446,10 @@ def test_parser_survives_random_text(name, data):
     for options in (AUTO, REQUIRED, ParsingOptions(splits_reasoning=True)):
         parts = parse(format_of(name).parser(options), pieces)
         if name != "harmony" and not any(isinstance(part, ToolCallStart) for part in parts):
-            assert text_of(parts) == "".join(pieces)
+            text, shown = "".join(pieces), text_of(parts)
+            assert text.startswith(shown)
+            # What is left out began as a call, and was cut off.
+            assert not text[len(shown) :] or (options.tools and text[len(shown)] in "<[{")
 
 
 @every_format

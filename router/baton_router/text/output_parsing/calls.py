@@ -1,96 +1,106 @@
-"""Parts that formats of tool calls share: JSON objects with a name and arguments, and tags."""
+"""Parts that formats of tool calls share: JSON objects with a name and arguments, and tags.
+
+A call is certain once its name is known and its arguments begin; from there on they are sent as the
+model writes them. What is wrong in them later is sent, too.
+"""
 
 import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Final
 
 from baton_router.call.output_format import Tool
-from baton_router.text.output_parsing.json_scanner import JsonScanner, json_value
+from baton_router.text.output_parsing.json_scanner import (
+    JsonScanner,
+    escaped_surrogates,
+    read_json,
+    read_json_end,
+)
 from baton_router.text.output_parsing.lark import Lark
 from baton_router.text.output_parsing.parser import PartCollector
-from baton_router.text.output_parsing.reader import NotACall, Reader, Steps
+from baton_router.text.output_parsing.reader import NotACall, Reader, Steps, first_of
 from baton_router.text.output_parsing.schemas import arguments_schema
 
 _ARGUMENT_KEYS: Final = ("arguments", "parameters")
-_HEADER: Final = re.compile(
-    r'\s*\{\s*"name"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
-)
-_STRING_END: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_KEYS: Final = ("name", *_ARGUMENT_KEYS, "id", "type")
+_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NAME: Final = re.compile(r"""[^\s"'<>(){}\[\]]+""")
 _MAX_NAME_LENGTH: Final = 512
 
 
-def read_call_object(reader: Reader, parts: PartCollector) -> Steps[None]:
-    """Reads the object of one call, which comes next, and adds the call. Raises `NotACall`."""
-    if not parts.is_forced:
-        call = call_of((yield from json_value(reader)), parts)
-        reader.keep()
-        parts.call(*call)
-        return
-    for text in ("{", '"name"', ":"):
-        yield from reader.literal(text)
+def read_call_object(reader: Reader, parts: PartCollector, *, is_marked: bool) -> Steps[None]:
+    """Reads the object of one call, which comes next, and adds the call. Raises `NotACall`.
+
+    Args:
+        is_marked: a mark came before it; else it is a call only by its keys, and without arguments
+            only by the name of a known tool.
+    """
+    name, held = "", ""
+    yield from reader.literal("{")
+    yield from reader.spaces()
+    while not (yield from reader.begins_with(["}"])):
+        key = yield from _read_string(reader)
+        if not (is_marked or key in _KEYS):
+            raise NotACall
         yield from reader.spaces()
-    name = yield from _string(reader)
-    yield from reader.spaces()
-    yield from reader.literal(",")
-    yield from reader.spaces()
-    key = yield from reader.begins_with([f'"{key}"' for key in _ARGUMENT_KEYS])
-    yield from reader.literal(key or _ARGUMENT_KEYS[0])
-    yield from reader.spaces()
-    yield from reader.literal(":")
-    yield from reader.spaces()
-    yield from read_arguments(reader, parts, name)
-    yield from reader.spaces()
+        yield from reader.literal(":")
+        yield from reader.spaces()
+        if key == "name":
+            name = yield from _read_string(reader)
+        elif key not in _ARGUMENT_KEYS:
+            yield from read_json(reader, lambda _: None)
+        elif name:
+            yield from _read_arguments(reader, parts, name)
+            yield from _skip_object_end(reader)
+            return
+        else:
+            held = yield from _read_text(reader)
+        yield from reader.spaces()
+        if not (yield from reader.begins_with([","])):
+            break
+        yield from reader.literal(",")
+        yield from reader.spaces()
     yield from reader.literal("}")
+    if not name or not (held or is_marked or name in parts.tools):
+        raise NotACall
+    parts.call(name, _arguments_of(held))
     reader.keep()
 
 
-def read_arguments(reader: Reader, parts: PartCollector, name: str) -> Steps[None]:
+def read_arguments(
+    reader: Reader, parts: PartCollector, name: str, ends: Sequence[str] = ()
+) -> Steps[None]:
     """Reads the object of the arguments, which comes next, and adds a call of the tool `name`.
-    Raises `NotACall`."""
-    if name not in parts.tools:
-        raise NotACall
-    if not parts.is_forced:
-        arguments = object_text((yield from json_value(reader)))
-        reader.keep()
-        parts.call(name, arguments)
+    Raises `NotACall` for what is no object.
+
+    Args:
+        ends: marks that end the call, also of a tool without arguments.
+    """
+    check_name(name, parts)
+    if (yield from reader.one_of(["{", *ends])) == "{":
+        yield from _read_arguments(reader, parts, name)
         return
-    while not reader.rest:
-        yield from reader.more()
-    if reader.rest[0] != "{":
-        raise NotACall
-    reader.release()
-    parts.start_call(name)
-    scanner = JsonScanner()
-    end = None
-    while end is None:
-        end = scanner.end(reader.rest)
-        parts.arguments(reader.take(len(reader.rest) if end is None else end))
-        if end is None:
-            yield from reader.more()
+    parts.call(name, "{}")
     reader.keep()
 
 
-def read_name(reader: Reader, ends: Sequence[str]) -> Steps[str]:
+def read_name(
+    reader: Reader, ends: Sequence[str], max_length: float = _MAX_NAME_LENGTH
+) -> Steps[str]:
     """Reads a name up to one of `ends`. Raises `NotACall`."""
-    while not (found := [at for end in ends if (at := reader.rest.find(end)) >= 0]):
-        if len(reader.rest) > _MAX_NAME_LENGTH:
+    while (found := first_of(reader.rest, ends)) is None:
+        if len(reader.rest) > max_length:
             raise NotACall
         yield from reader.more()
-    return reader.take(min(found)).strip()
+    return reader.take(found[0]).strip()
 
 
-def to_json(value: Any) -> str:
-    """Returns a value as JSON text, which can be encoded in UTF-8. Raises `NotACall` for infinity,
-    as which numbers are read that are too large."""
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except ValueError as error:
-        raise NotACall from error
-    return json.dumps(value) if _SURROGATE.search(text) else text
+def check_name(name: str, parts: PartCollector) -> None:
+    """Raises `NotACall` for text that can be no tool's name."""
+    if name not in parts.tools and not _NAME.fullmatch(name):
+        raise NotACall
 
 
 def call_rule(lark: Lark, tools: Sequence[Tool], key: str) -> str:
@@ -118,76 +128,54 @@ def arguments_rule(lark: Lark, tool: Tool, index: int) -> str:
     return lark.rule(f"arguments_{index}", lark.schema(arguments_schema(tool)))
 
 
-def calls_of(text: str, parts: PartCollector) -> list[tuple[str, str]]:
-    """Returns names and arguments of the calls in an array. Raises `NotACall`."""
-    calls = _loaded(text)
-    if not isinstance(calls, list) or not calls:
-        raise NotACall
-    return [_checked(call, to_json(call), parts) for call in calls]
+def _read_arguments(reader: Reader, parts: PartCollector, name: str) -> Steps[None]:
+    """Reads the value of the arguments, which comes next, and adds a call of the tool `name`."""
+    while not reader.rest:
+        yield from reader.more()
+    if reader.rest[0] in "{[":
+        reader.release()
+        parts.start_call(name)
+        yield from read_json(reader, parts.arguments)
+    else:
+        parts.call(name, _arguments_of((yield from _read_text(reader))))
+    reader.keep()
 
 
-def call_of(text: str, parts: PartCollector) -> tuple[str, str]:
-    """Returns name and arguments of a call from its object. Raises `NotACall`."""
-    return _checked(_loaded(text), text, parts)
+def _read_text(reader: Reader) -> Steps[str]:
+    pieces: list[str] = []
+    yield from read_json(reader, pieces.append)
+    return "".join(pieces)
 
 
-def _checked(call: Any, text: str, parts: PartCollector) -> tuple[str, str]:
-    if not isinstance(call, dict) or not _is_known(call.get("name"), parts):
-        raise NotACall
-    key = next((key for key in _ARGUMENT_KEYS if key in call), None)
-    if key is None:
-        raise NotACall
-    return call["name"], _as_written(text, call[key])
+def _arguments_of(written: str) -> str:
+    """Returns the arguments that a value says: none by null, and others in a string."""
+    if written.startswith('"'):
+        try:
+            written = escaped_surrogates(json.loads(written))
+        except ValueError:
+            return written
+    return "{}" if written.strip() in ("", "null") else written
 
 
-def _is_known(name: Any, parts: PartCollector) -> bool:
-    return isinstance(name, str) and name in parts.tools
+def _skip_object_end(reader: Reader) -> Steps[None]:
+    """Reads what follows the arguments in the object of a call, which may lack its bracket."""
+    yield from reader.spaces()
+    if (yield from reader.begins_with([",", "}"])):
+        yield from read_json_end(reader, JsonScanner("{"), lambda _: None)
+        reader.keep()
 
 
-def _as_written(text: str, arguments: Any) -> str:
-    """Returns the arguments as they are in the text of a call, where they are an object."""
-    if isinstance(arguments, str):
-        return object_text(arguments)
-    if not isinstance(arguments, dict):
-        raise NotACall
-    header = _HEADER.match(text)
-    if header is not None and text.startswith("{", header.end()):
-        end = JsonScanner().end(text[header.end() :])
-        if end is not None and text[header.end() + end :].strip() == "}":
-            return object_text(text[header.end() :][:end])
-    return to_json(arguments)
-
-
-def object_text(text: str) -> str:
-    """Returns the text of an object as valid JSON. Raises `NotACall`."""
-    value = _loaded(text)
-    if not isinstance(value, dict):
-        raise NotACall
-    try:
-        json.loads(text)
-    except ValueError:
-        return to_json(value)
-    return text
-
-
-def _loaded(text: str) -> Any:
-    """Returns the value of a JSON text, in which strings may contain line breaks as such."""
-    try:
-        return json.loads(text, strict=False, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise NotACall from error
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(name)
-
-
-def _string(reader: Reader) -> Steps[str]:
-    while (match := _STRING_END.match(reader.rest)) is None:
+def _read_string(reader: Reader) -> Steps[str]:
+    while (match := _STRING.match(reader.rest)) is None:
         if reader.rest[:1] not in ("", '"') or len(reader.rest) > _MAX_NAME_LENGTH:
             raise NotACall
         yield from reader.more()
-    return str(_loaded(reader.take(match.end())))
+    try:
+        text: str = json.loads(reader.take(match.end()), strict=False)
+        text.encode()
+    except ValueError as error:
+        raise NotACall from error
+    return text
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,36 @@
-"""Incremental scanner that finds the end of a JSON object or array."""
+"""Incremental scanner that finds the end of a JSON value."""
 
+import json
 import re
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
-from baton_router.text.output_parsing.reader import NotACall, Reader, Steps
+from baton_router.text.output_parsing.reader import Reader, Steps
 
-_OUTSIDE_STRINGS: Final = re.compile(r"[\s\d+\-.,:Eaeflnrstu]*")
-_IN_STRING: Final = re.compile(r'[^"\\]*')
+_OUTSIDE_STRINGS: Final = re.compile(r'[^"{}\[\]]*')
+_IN_STRING: Final = re.compile(r'[^"\\\x00-\x1f]*')
+_SCALAR: Final = re.compile(r'[^\s,"{}\[\]]*')
 _CLOSER: Final = {"{": "}", "[": "]"}
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class JsonScanner:
-    """Scanner of one object or array, which need not be valid but in its brackets and strings."""
+    """Scanner of one object, array or string. Models write some wrongly: a closing bracket also
+    closes what was left open within its own, and one that closes nothing is passed over.
 
-    def __init__(self) -> None:
-        self._closers: list[str] = []
+    Args:
+        opened: the bracket that has been read before; empty: none.
+    """
+
+    def __init__(self, opened: str = "") -> None:
+        self._closers = [_CLOSER[opened]] if opened else []
         self._is_string = False
         self._is_escape = False
 
-    def end(self, text: str) -> int | None:
-        """Returns the end of the value in `text`, the next piece; None if it does not end there.
-        Raises `NotACall` for characters that are not JSON."""
-        at = 0
+    def read(self, text: str) -> tuple[str, int | None]:
+        """Returns what `text`, the next piece, has of the value, with control characters in strings
+        as escapes; and the value's end in `text`, None if it does not end there."""
+        pieces, begin, at = [], 0, 0
         while at < len(text):
             if self._is_escape:
                 self._is_escape = False
@@ -36,29 +45,55 @@ class JsonScanner:
             at += 1
             if character == '"':
                 self._is_string = not self._is_string
-            elif self._is_string:
+            elif character == "\\":
                 self._is_escape = True
+            elif self._is_string:
+                pieces.append(text[begin : at - 1] + quoted(character))
+                begin = at
             elif character in _CLOSER:
                 self._closers.append(_CLOSER[character])
-            elif not self._closers or self._closers.pop() != character:
-                raise NotACall
-            if not self._closers:
-                if character not in "}]":
-                    raise NotACall
-                return at
-        return None
+            elif character in self._closers:
+                while self._closers.pop() != character:
+                    pass
+            if not self._closers and not self._is_string:
+                return "".join([*pieces, text[begin:at]]), at
+        return "".join([*pieces, text[begin:]]), None
 
 
-def json_value(reader: Reader) -> Steps[str]:
-    """Reads an object or array. Raises `NotACall` if there is none."""
-    scanner = JsonScanner()
-    pieces: list[str] = []
-    while True:
-        if reader.rest:
-            if not pieces and reader.rest[0] not in _CLOSER:
-                raise NotACall
-            end = scanner.end(reader.rest)
-            pieces.append(reader.take(len(reader.rest) if end is None else end))
-            if end is not None:
-                return "".join(pieces)
+def read_json(reader: Reader, show: Callable[[str], None]) -> Steps[None]:
+    """Reads a value, and shows its text as it comes. Raises `NotACall` if the output ends first."""
+    while not reader.rest:
         yield from reader.more()
+    if reader.rest[0] in '{["':
+        yield from read_json_end(reader, JsonScanner(), show)
+        return
+    while (match := _SCALAR.match(reader.rest)) is None or match.end() == len(reader.rest):
+        yield from reader.more()
+    show(reader.take(match.end()))
+
+
+def read_json_end(reader: Reader, scanner: JsonScanner, show: Callable[[str], None]) -> Steps[None]:
+    """Reads the rest of a value, and shows its text as it comes."""
+    while True:
+        text, end = scanner.read(reader.rest)
+        reader.take(len(reader.rest) if end is None else end)
+        show(text)
+        if end is not None:
+            return
+        yield from reader.more()
+
+
+def to_json(value: Any) -> str:
+    """Returns a value as JSON text, which can be encoded in UTF-8."""
+    text = json.dumps(value, ensure_ascii=False)
+    return escaped_surrogates(text)
+
+
+def quoted(text: str) -> str:
+    """Returns `text` as within a JSON string."""
+    return to_json(text)[1:-1]
+
+
+def escaped_surrogates(text: str) -> str:
+    """Returns JSON text with its surrogates as escapes, without which it has no UTF-8."""
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -13,10 +13,12 @@ from baton_router.call.parts import (
 )
 from baton_router.text.output_parsing.lark import Lark
 from baton_router.text.output_parsing.reader import (
+    CutOff,
     NotACall,
     Plain,
     Reader,
     Steps,
+    first_of,
     held_back,
     without,
 )
@@ -57,11 +59,14 @@ class PartCollector:
     Attributes:
         tools: those that may be called, by name.
         is_forced: a grammar makes every call valid.
+        is_reasoning: the output has come to reasoning that becomes parts of its own.
     """
 
     def __init__(self, options: ParsingOptions) -> None:
+        self.options = options
         self.tools: Mapping[str, Tool] = {tool.name: tool for tool in tools_to_call(options)}
         self.is_forced = is_forced(options)
+        self.is_reasoning = False
         self._parts: list[Part] = []
         self._spaces: list[str] = []
         self._num_calls = 0
@@ -136,8 +141,11 @@ class ReasoningSyntax(Protocol):
     def lark(self, lark: Lark, options: ParsingOptions) -> str:
         """Returns an expression that matches the reasoning, if there is any."""
 
-    def read(self, reader: Reader, parts: PartCollector, options: ParsingOptions) -> Steps[None]:
-        """Reads reasoning, if there is any."""
+    def read(
+        self, reader: Reader, parts: PartCollector, options: ParsingOptions, marks: Sequence[str]
+    ) -> Steps[str]:
+        """Reads reasoning, if there is any. Returns what it has from the first of `marks` on if the
+        output ends within it; else an empty text."""
 
 
 class CallSyntax(Protocol):
@@ -160,7 +168,7 @@ class CallSyntax(Protocol):
 
     def read(self, reader: Reader, parts: PartCollector) -> Steps[None]:
         """Reads calls from their mark on. Raises `NotACall` for what is none; what it kept in the
-        reader is then text."""
+        reader is then text. Raises `CutOff` for calls that are cut off."""
 
     def alone(self, lark: Lark, tools: Sequence[Tool], *, is_one: bool) -> str:
         """Returns an expression that matches calls of `tools`, at least one."""
@@ -185,6 +193,11 @@ class SequenceParser:
         self._steps = read(self._reader, self._parts, options)
         # Until it waits for text.
         next(self._steps)
+
+    @property
+    def is_reasoning(self) -> bool:
+        """True while the output is within reasoning that becomes parts of its own."""
+        return self._parts.is_reasoning
 
     def push(self, text: str) -> list[Part]:
         """Returns the parts that are certain now."""
@@ -220,9 +233,8 @@ def read_calls(syntax: CallSyntax, reader: Reader, parts: PartCollector) -> Step
     if (yield from reader.begins_with(syntax.first_marks)):
         yield from _read_block(syntax, reader, parts)
     while True:
-        found = [at for mark in syntax.marks if (at := reader.rest.find(mark)) >= 0]
-        if found:
-            parts.text(reader.take(min(found)))
+        if (found := first_of(reader.rest, syntax.marks)) is not None:
+            parts.text(reader.take(found[0]))
             yield from _read_block(syntax, reader, parts)
             continue
         length = len(reader.rest)
@@ -236,14 +248,30 @@ def read_calls(syntax: CallSyntax, reader: Reader, parts: PartCollector) -> Step
         reader.plain = None
 
 
+def read_last_calls(syntax: CallSyntax, text: str, parts: PartCollector) -> None:
+    """Adds the calls that a text ends with."""
+    reader, found = Reader(text, has_ended=True), PartCollector(parts.options)
+    for _ in read_calls(syntax, reader, found):
+        pass
+    last = found.drain()
+    texts = [at for at, part in enumerate(last) if isinstance(part, Text)]
+    for part in last[texts[-1] + 1 :] if texts else last:
+        if isinstance(part, ToolCallStart):
+            parts.start_call(part.name)
+        elif isinstance(part, ToolCallArguments):
+            parts.arguments(part.json)
+
+
 def _read_block(syntax: CallSyntax, reader: Reader, parts: PartCollector) -> Steps[None]:
-    """Reads calls from their mark on. What is none is text, but for marks in it."""
+    """Reads calls from their mark on. What is none is text, but for marks in it; what is cut off is
+    left out."""
     reader.keep()
     try:
         yield from syntax.read(reader, parts)
         reader.release()
+    except CutOff:
+        reader.take(len(reader.rest))
+        reader.release()
     except NotACall:
-        if reader.has_ended:
-            parts.text(reader.release())
-        elif reader.put_back():
+        if reader.put_back():
             parts.text(reader.take(1))

@@ -20,6 +20,10 @@ class NotACall(Exception):  # noqa: N818 - no error: it is text
     """Text that is not what the parser looked for."""
 
 
+class CutOff(NotACall):
+    """Text that ends within what the parser looked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plain:
     """Pieces that are parts as they are, which a parser need not read: the hot path.
@@ -41,9 +45,9 @@ class Reader:
         plain: pieces that need not be read, until another one arrives; None: there are none.
     """
 
-    def __init__(self) -> None:
-        self.rest = ""
-        self.has_ended = False
+    def __init__(self, rest: str = "", *, has_ended: bool = False) -> None:
+        self.rest = rest
+        self.has_ended = has_ended
         self.plain: Plain | None = None
         self._kept: list[str] | None = None
 
@@ -70,9 +74,9 @@ class Reader:
         return bool(kept)
 
     def more(self) -> Steps[None]:
-        """Waits for more text. Raises `NotACall` if there is none."""
+        """Waits for more text. Raises `CutOff` if there is none."""
         if self.has_ended:
-            raise NotACall
+            raise CutOff
         yield
 
     def spaces(self) -> Steps[str]:
@@ -92,6 +96,15 @@ class Reader:
             yield from self.more()
         self.take(len(text))
 
+    def skip_to(self, marks: Sequence[str]) -> Steps[str]:
+        """Reads up to the first of `marks`, and returns the mark, unread. Raises `CutOff`."""
+        while (found := first_of(self.rest, marks)) is None:
+            self.take(len(self.rest) - held_back(self.rest, marks))
+            yield from self.more()
+        at, mark = found
+        self.take(at)
+        return mark
+
     def begins_with(self, texts: Sequence[str]) -> Steps[str]:
         """Returns the one of `texts` that comes next, unread; empty if none does."""
         while True:
@@ -102,6 +115,14 @@ class Reader:
                 return ""
             yield
 
+    def one_of(self, texts: Sequence[str]) -> Steps[str]:
+        """Returns the one of `texts` that comes next, unread. Raises `NotACall` for other text."""
+        text = yield from self.begins_with(texts)
+        if not text:
+            is_cut = self.has_ended and any(text.startswith(self.rest) for text in texts)
+            raise CutOff if is_cut else NotACall
+        return text
+
 
 @functools.cache
 def without(marks: Sequence[str], last: str) -> re.Pattern[str]:
@@ -111,6 +132,11 @@ def without(marks: Sequence[str], last: str) -> re.Pattern[str]:
     return (
         re.compile(f"[^{begins}]*[^{begins}{last}]") if marks else re.compile(f"(?s:.*)[^{last}]")
     )
+
+
+def first_of(text: str, marks: Sequence[str]) -> tuple[int, str] | None:
+    """Returns where the first of `marks` is in `text`, and the mark; None: there is none."""
+    return min(((at, mark) for mark in marks if (at := text.find(mark)) >= 0), default=None)
 
 
 def held_back(text: str, marks: Sequence[str]) -> int:

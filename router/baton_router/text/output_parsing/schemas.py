@@ -1,8 +1,9 @@
 """JSON schemas of tools, as grammars can follow them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import unquote
 
 from baton.errors import InvalidArgumentError
 from baton_router.call.output_format import Tool
@@ -33,6 +34,8 @@ _FORMATS: Final = frozenset(
 _MAPS_OF_SCHEMAS: Final = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMAS: Final = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf")
 _DEFINITIONS: Final = ("$defs", "definitions")
+_TYPES: Final = frozenset(["array", "boolean", "integer", "null", "number", "object", "string"])
+_MAX_DEPTH: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,83 @@ def parameters(tool: Tool) -> list[Parameter] | None:
         Parameter(name, shared | (schema if isinstance(schema, dict) else {}), name in required)
         for name, schema in root["properties"].items()
     ]
+
+
+def type_of(value: Any) -> str:
+    """Returns the JSON type of a value."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+class ValueTypes:
+    """JSON types of the values that schemas admit. A type "number" admits integers, too.
+
+    Args:
+        root: what the schemas' references refer to.
+    """
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._of_reference: dict[str, frozenset[str]] = {}
+
+    def of(self, schema: Any, depth: int = 0) -> frozenset[str]:
+        """Returns the types by the keywords that tell them; all types where none does."""
+        if schema is False:
+            return frozenset()
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+            return _TYPES
+        types = _TYPES
+        for key, value in schema.items():
+            match key, value:
+                case "type", str():
+                    types &= _named([value])
+                case "type", list():
+                    types &= _named(value)
+                case "enum", list():
+                    types &= frozenset(map(type_of, value))
+                case "const", _:
+                    types &= {type_of(value)}
+                case "anyOf" | "oneOf", list():
+                    types &= frozenset().union(*(self.of(one, depth + 1) for one in value))
+                case "allOf", list():
+                    for one in value:
+                        types &= self.of(one, depth + 1)
+                case "$ref", str():
+                    types &= self._referred(value, depth)
+        return types
+
+    def _referred(self, reference: str, depth: int) -> frozenset[str]:
+        if reference not in self._of_reference:
+            # A schema that refers to itself admits nothing more by that.
+            self._of_reference[reference] = frozenset()
+            schema = _resolved(reference, self._root)
+            self._of_reference[reference] = self.of(schema, depth + 1)
+        return self._of_reference[reference]
+
+
+def _named(names: Sequence[Any]) -> frozenset[str]:
+    known = _TYPES & {name for name in names if isinstance(name, str)}
+    return known | {"integer"} if "number" in known else known
+
+
+def _resolved(reference: str, root: Mapping[str, Any]) -> Any:
+    """Returns the schema that a reference within `root` refers to; any other one admits all."""
+    begin, _, pointer = reference.partition("#")
+    schema: Any = root
+    for key in pointer.split("/")[1:]:
+        name = unquote(key).replace("~1", "/").replace("~0", "~")
+        schema = schema.get(name) if isinstance(schema, Mapping) else None
+    return schema if not begin else None
 
 
 def _followed(schema: Any) -> Any:

@@ -14,6 +14,7 @@ from baton_router.text.output_parsing.parser import (
     SequenceParser,
     needs_grammar,
     read_calls,
+    read_last_calls,
     read_text,
     tools_to_call,
 )
@@ -71,10 +72,14 @@ class ComposedFormat:
         return self._reasoning is not None and self._reasoning.closes(prompt)
 
     def _read(self, reader: Reader, parts: PartCollector, options: ParsingOptions) -> Steps[None]:
+        calls = self._calls if parts.tools else None
         if self._reasoning is not None:
-            yield from self._reasoning.read(reader, parts, options)
-        if self._calls is not None and parts.tools:
-            yield from read_calls(self._calls, reader, parts)
+            marks = () if calls is None else calls.marks
+            unclosed = yield from self._reasoning.read(reader, parts, options, marks)
+            if calls is not None and unclosed:
+                read_last_calls(calls, unclosed, parts)
+        if calls is not None:
+            yield from read_calls(calls, reader, parts)
         else:
             yield from read_text(reader, parts)
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from baton_router.call.output_format import Choice, ParsingOptions
@@ -14,7 +14,14 @@ from baton_router.text.output_parsing.parser import (
     needs_grammar,
     tools_to_call,
 )
-from baton_router.text.output_parsing.reader import NotACall, Reader, Steps, held_back
+from baton_router.text.output_parsing.reader import (
+    CutOff,
+    NotACall,
+    Reader,
+    Steps,
+    first_of,
+    held_back,
+)
 
 _CHANNEL: Final = "<|channel|>"
 _START: Final = "<|start|>"
@@ -88,22 +95,25 @@ class HarmonyFormat:
 def _read(reader: Reader, parts: PartCollector, options: ParsingOptions) -> Steps[None]:
     """Reads a whole output."""
     if options.is_reasoning_open:
-        yield from _read_body(reader, parts, "reasoning" if options.splits_reasoning else "raw")
+        yield from _read_reasoning(reader, parts, options)
     while reader.rest or not reader.has_ended:
         if not (yield from reader.begins_with(_BEGINNINGS)):
-            yield from _read_body(reader, parts, "text")
+            yield from _read_body(reader, parts.text)
             continue
         reader.keep()
         try:
             yield from _read_message(reader, parts, options)
+        except CutOff:
+            reader.take(len(reader.rest))
+            reader.release()
         except NotACall:
             # The marks of a message that is none are text.
             parts.text(reader.release() or reader.take(1))
-            yield from _read_body(reader, parts, "raw")
+            yield from _read_body(reader, parts.text, is_raw=True)
 
 
 def _read_message(reader: Reader, parts: PartCollector, options: ParsingOptions) -> Steps[None]:
-    """Reads a message. Raises `NotACall` if it is none, or one for an unknown recipient."""
+    """Reads a message. Raises `NotACall` if it is none, and `CutOff`."""
     while (end := reader.rest.find(_MESSAGE)) < 0:
         if len(reader.rest) > _MAX_HEADER_LENGTH:
             raise NotACall
@@ -111,40 +121,48 @@ def _read_message(reader: Reader, parts: PartCollector, options: ParsingOptions)
     header = reader.take(end + len(_MESSAGE))
     recipient = _RECIPIENT.search(header)
     if recipient is not None:
-        yield from reader.spaces()
-        yield from read_arguments(reader, parts, recipient[1])
-        yield from reader.spaces()
-        mark = yield from reader.begins_with(_ENDS)
-        reader.take(len(mark))
+        yield from _read_call(reader, parts, recipient[1])
+    elif "analysis" in header:
+        kept = reader.release()
+        if not options.splits_reasoning:
+            parts.text(kept)
+        yield from _read_reasoning(reader, parts, options)
+    else:
         reader.release()
-        return
-    kind = "text"
-    if "analysis" in header:
-        kind = "reasoning" if options.splits_reasoning else "raw"
-    kept = reader.release()
-    if kind == "raw":
-        parts.text(kept)
-    yield from _read_body(reader, parts, kind)
+        yield from _read_body(reader, parts.text)
 
 
-def _read_body(reader: Reader, parts: PartCollector, kind: str) -> Steps[None]:
-    """Reads the text of a message and its end.
+def _read_call(reader: Reader, parts: PartCollector, name: str) -> Steps[None]:
+    """Reads the arguments of a call and its end. What is no object is sent as it is written."""
+    show: Callable[[str], None] = _leave_out
+    yield from reader.spaces()
+    try:
+        yield from read_arguments(reader, parts, name, _ENDS)
+    except CutOff:
+        raise
+    except NotACall:
+        parts.start_call(name)
+        show = parts.arguments
+    reader.release()
+    yield from _read_body(reader, show)
 
-    Args:
-        kind: "text", "reasoning", or "raw" for text with the marks around it.
-    """
-    show = parts.reasoning if kind == "reasoning" else parts.text
+
+def _leave_out(_text: str) -> None:
+    """Shows nothing."""
+
+
+def _read_reasoning(reader: Reader, parts: PartCollector, options: ParsingOptions) -> Steps[None]:
+    """Reads the text of a message of reasoning and its end."""
+    parts.is_reasoning = options.splits_reasoning
+    show = parts.reasoning if options.splits_reasoning else parts.text
+    yield from _read_body(reader, show, is_raw=not options.splits_reasoning)
+    parts.is_reasoning = False
+
+
+def _read_body(reader: Reader, show: Callable[[str], None], *, is_raw: bool = False) -> Steps[None]:
+    """Reads the text of a message and its end, which is shown, too, if `is_raw`."""
     marks = (*_ENDS, *_BEGINNINGS)
-    while True:
-        found = [(at, mark) for mark in marks if (at := reader.rest.find(mark)) >= 0]
-        if found:
-            at, mark = min(found)
-            show(reader.take(at))
-            if mark in _ENDS:
-                end = reader.take(len(mark))
-                if kind == "raw":
-                    show(end)
-            return
+    while (found := first_of(reader.rest, marks)) is None:
         length = len(reader.rest)
         if not reader.has_ended:
             length -= held_back(reader.rest, marks)
@@ -152,3 +170,9 @@ def _read_body(reader: Reader, parts: PartCollector, kind: str) -> Steps[None]:
         if reader.has_ended:
             return
         yield
+    at, mark = found
+    show(reader.take(at))
+    if mark in _ENDS:
+        end = reader.take(len(mark))
+        if is_raw:
+            show(end)

@@ -1,6 +1,5 @@
 """Tool calls written as a Python list of function calls."""
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,10 +7,10 @@ from typing import Final
 
 from baton.errors import InvalidArgumentError
 from baton_router.call.output_format import Tool
-from baton_router.text.output_parsing.calls import object_text
+from baton_router.text.output_parsing.json_scanner import quoted, to_json
 from baton_router.text.output_parsing.lark import Lark
 from baton_router.text.output_parsing.parser import PartCollector
-from baton_router.text.output_parsing.reader import NotACall, Reader, Steps
+from baton_router.text.output_parsing.reader import CutOff, NotACall, Reader, Steps
 from baton_router.text.output_parsing.schemas import Parameter, parameters
 
 _NAME: Final = re.compile(r"[^\W\d][\w.\-]*")
@@ -56,20 +55,20 @@ class PythonicCalls:
     def read(self, reader: Reader, parts: PartCollector) -> Steps[None]:
         """Reads all calls. Raises `NotACall`."""
         beginning, end = self.tokens
-        if (yield from reader.begins_with([beginning])):
+        is_marked = bool((yield from reader.begins_with([beginning])))
+        if is_marked:
             yield from reader.literal(beginning)
             yield from reader.spaces()
         yield from reader.literal("[")
-        calls: list[tuple[str, str]] = []
         separator = ","
         while separator == ",":
             yield from reader.spaces()
-            yield from _read_call(reader, parts, calls)
+            if not (yield from _read_call(reader, parts, is_marked=is_marked)):
+                yield from reader.skip_to([end])
+                break
             yield from reader.spaces()
-            separator = yield from reader.begins_with([",", "]"])
-            yield from reader.literal(separator or "]")
-        for call in calls:
-            parts.call(*call)
+            separator = yield from reader.one_of([",", "]"])
+            yield from reader.literal(separator)
         reader.keep()
         yield from reader.spaces()
         if (yield from reader.begins_with([end])):
@@ -100,20 +99,31 @@ class PythonicCalls:
         return lark.rule("calls", f'"[" {call} {more} "]"')
 
 
-def _read_call(reader: Reader, parts: PartCollector, calls: list[tuple[str, str]]) -> Steps[None]:
-    """Reads one call. Adds it to the parts if it is sure to be one, else to `calls`."""
+def _read_call(reader: Reader, parts: PartCollector, *, is_marked: bool) -> Steps[bool]:
+    """Reads one call, and adds it. Returns False if its arguments are malformed. Raises `NotACall`.
+
+    Args:
+        is_marked: a mark came before it; else a call without arguments is of a known tool.
+    """
     name = yield from _read_name(reader, "(")
-    if name not in parts.tools:
-        raise NotACall
-    if parts.is_forced:
+    yield from reader.spaces()
+    if (yield from reader.begins_with([")"])):
+        if not (is_marked or name in parts.tools):
+            raise NotACall
+        yield from reader.literal(")")
+        parts.call(name, "{}")
+    else:
+        key = yield from _read_name(reader, "=")
         reader.release()
         parts.start_call(name)
-        yield from _read_arguments(reader, parts.arguments)
-        reader.keep()
-        return
-    pieces: list[str] = []
-    yield from _read_arguments(reader, pieces.append)
-    calls.append((name, object_text("".join(pieces))))
+        try:
+            yield from _read_arguments(reader, parts.arguments, key)
+        except CutOff:
+            raise
+        except NotACall:
+            return False
+    reader.keep()
+    return True
 
 
 def _read_name(reader: Reader, end: str) -> Steps[str]:
@@ -128,22 +138,26 @@ def _read_name(reader: Reader, end: str) -> Steps[str]:
     return name
 
 
-def _read_arguments(reader: Reader, show: Callable[[str], None]) -> Steps[None]:
-    """Reads named arguments and the parenthesis after them; shows them as a JSON object."""
-    show("{")
-    before = ""
+def _read_arguments(reader: Reader, show: Callable[[str], None], name: str) -> Steps[None]:
+    """Reads named arguments from the value of the first one on, and the parenthesis after them;
+    shows them as a JSON object.
+
+    Args:
+        name: of the first one.
+    """
+    before = "{"
     while True:
-        yield from reader.spaces()
-        if (yield from reader.begins_with([")"])):
-            break
-        name = yield from _read_name(reader, "=")
-        show(f"{before}{json.dumps(name, ensure_ascii=False)}: ")
+        show(f"{before}{to_json(name)}: ")
         before = ", "
         yield from _read_value(reader, show, 0)
         yield from reader.spaces()
         if not (yield from reader.begins_with([","])):
             break
         yield from reader.literal(",")
+        yield from reader.spaces()
+        if (yield from reader.begins_with([")"])):
+            break
+        name = yield from _read_name(reader, "=")
     yield from reader.literal(")")
     show("}")
 
@@ -212,7 +226,7 @@ def _read_string(reader: Reader, show: Callable[[str], None]) -> Steps[None]:
         match = _PLAIN.match(reader.rest)
         assert match is not None
         if match.end():
-            show(_quoted(reader.take(match.end())))
+            show(quoted(reader.take(match.end())))
         elif not reader.rest:
             yield from reader.more()
         elif reader.rest[0] == "\\":
@@ -234,17 +248,12 @@ def _read_escape(reader: Reader) -> Steps[str]:
         yield from reader.more()
     escape = reader.take(length)
     if kind not in _ESCAPE_DIGITS:
-        return _quoted(_ESCAPES.get(kind, escape))
+        return quoted(_ESCAPES.get(kind, escape))
     try:
         code = int(escape[2:], 16)
-        return f"\\u{code:04x}" if kind == "u" else _quoted(chr(code))
+        return f"\\u{code:04x}" if kind == "u" else quoted(chr(code))
     except (ValueError, OverflowError) as error:
         raise NotACall from error
-
-
-def _quoted(text: str) -> str:
-    """Returns `text` as within a JSON string."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _arguments(lark: Lark, tool: Tool, index: int) -> str:

@@ -1,18 +1,28 @@
 """Tool calls of Qwen3-Coder: elements for the call and for each of its parameters."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
 from baton_router.call.output_format import Tool
-from baton_router.text.output_parsing.calls import TaggedCalls, read_name, to_json
+from baton_router.text.output_parsing.calls import TaggedCalls, check_name, read_name
+from baton_router.text.output_parsing.json_scanner import JsonScanner, quoted, to_json
 from baton_router.text.output_parsing.lark import Lark
 from baton_router.text.output_parsing.parser import PartCollector
-from baton_router.text.output_parsing.reader import NotACall, Reader, Steps, held_back
-from baton_router.text.output_parsing.schemas import Parameter, parameters
+from baton_router.text.output_parsing.reader import Reader, Steps, held_back
+from baton_router.text.output_parsing.schemas import (
+    Parameter,
+    ValueTypes,
+    arguments_schema,
+    parameters,
+    type_of,
+)
 
+_PARAMETER: Final = "<parameter="
 _END: Final = "</parameter>"
+_CALL_END: Final = "</function>"
 _CONSTANTS: Final = {"True": "true", "False": "false", "None": "null"}
 # Keywords that say no more of a string than that it is one.
 _NOTES: Final = frozenset(
@@ -31,17 +41,10 @@ class Qwen3CoderCalls(TaggedCalls):
         yield from reader.literal("<function=")
         name = yield from read_name(reader, (">",))
         yield from reader.literal(">")
-        if name not in parts.tools:
-            raise NotACall
-        types = _types(parts.tools[name])
-        if parts.is_forced:
-            reader.release()
-            parts.start_call(name)
-            yield from _read_arguments(reader, types, parts.arguments, is_forced=True)
-        else:
-            pieces: list[str] = []
-            yield from _read_arguments(reader, types, pieces.append, is_forced=False)
-            parts.call(name, "".join(pieces))
+        check_name(name, parts)
+        reader.release()
+        parts.start_call(name)
+        yield from _read_parameters(reader, parts, parts.tools.get(name))
         reader.keep()
         yield from reader.spaces()
         yield from reader.literal("</tool_call>")
@@ -57,53 +60,71 @@ class Qwen3CoderCalls(TaggedCalls):
         return f"{beginning} {call} {end}"
 
 
-def _types(tool: Tool) -> Mapping[str, Any]:
-    """Returns the schemas of a tool's parameters by their names."""
-    properties = (tool.parameters or {}).get("properties")
-    return properties if isinstance(properties, dict) else {}
-
-
-def _read_arguments(
-    reader: Reader, types: Mapping[str, Any], show: Callable[[str], None], *, is_forced: bool
-) -> Steps[None]:
+def _read_parameters(reader: Reader, parts: PartCollector, tool: Tool | None) -> Steps[None]:
     """Reads parameters and the end of their call; shows them as a JSON object."""
-    show("{")
+    root = {} if tool is None else arguments_schema(tool)
+    schemas = root.get("properties")
+    parts.arguments("{")
     before = ""
-    while True:
-        yield from reader.spaces()
-        mark = yield from reader.begins_with(["<parameter=", "</function>"])
-        yield from reader.literal(mark or "</function>")
-        if mark != "<parameter=":
-            break
-        name = yield from read_name(reader, (">",))
+    while (yield from reader.skip_to([_PARAMETER, _CALL_END, "</tool_call>"])) == _PARAMETER:
+        yield from reader.literal(_PARAMETER)
+        name = yield from read_name(reader, (">",), math.inf)
         yield from reader.literal(">")
-        text = yield from _read_value(reader)
-        show(f"{before}{to_json(name)}: {_value_of(text, types.get(name), is_forced=is_forced)}")
+        parts.arguments(f"{before}{to_json(name)}: ")
         before = ", "
-    show("}")
+        schema = schemas.get(name) if isinstance(schemas, Mapping) else None
+        types = ValueTypes(root).of(schema)
+        # A grammar has all other ones written as JSON.
+        is_raw = not parts.is_forced or _is_any_text(schema)
+        if is_raw and types == {"string"}:
+            yield from _read_string(reader, parts.arguments)
+        else:
+            text: list[str] = []
+            yield from _read_value(reader, text.append)
+            parts.arguments(_value_of("".join(text), types, is_raw=is_raw))
+    if (yield from reader.begins_with([_CALL_END])):
+        yield from reader.literal(_CALL_END)
+    parts.arguments("}")
 
 
-def _read_value(reader: Reader) -> Steps[str]:
-    """Reads the text of a parameter and its end, without the line breaks around the text."""
-    pieces = []
+def _read_string(reader: Reader, show: Callable[[str], None]) -> Steps[None]:
+    """Reads the text of a parameter and its end; shows it as a JSON string."""
+    show('"')
+    yield from _read_value(reader, lambda text: show(quoted(text)))
+    show('"')
+
+
+def _read_value(reader: Reader, show: Callable[[str], None]) -> Steps[None]:
+    """Reads the text of a parameter and its end; shows it without the line breaks around it."""
+    if (yield from reader.begins_with(["\n"])):
+        yield from reader.literal("\n")
     while (end := reader.rest.find(_END)) < 0:
-        pieces.append(reader.take(len(reader.rest) - held_back(reader.rest, [_END])))
+        length = len(reader.rest) - held_back(reader.rest, [_END])
+        if reader.rest[:length].endswith("\n"):
+            length -= 1
+        show(reader.take(length))
         yield from reader.more()
-    pieces.append(reader.take(end))
+    show(reader.take(end).removesuffix("\n"))
     reader.take(len(_END))
-    return "".join(pieces).removeprefix("\n").removesuffix("\n")
 
 
-def _value_of(text: str, schema: Any, *, is_forced: bool) -> str:
-    """Returns a value as JSON: the text as a string, or what it says where the schema asks for
-    other values."""
-    if _is_text(schema) and (_is_any_text(schema) or not is_forced):
-        return to_json(text)
+def _value_of(text: str, types: Set[str], *, is_raw: bool) -> str:
+    """Returns a value as JSON: what the text says, or the text as a string where only that is of
+    the types that the schema admits.
+
+    Args:
+        is_raw: the model has written strings as they are, else as JSON.
+    """
+    written = _CONSTANTS.get(text, text)
     try:
-        json.loads(text, parse_constant=_refuse)
+        value = json.loads(written, strict=False, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        return _CONSTANTS.get(text) or to_json(text)
-    return text
+        return to_json(text)
+    kind = type_of(value)
+    if "string" in types and (kind not in types or (is_raw and kind == "string")):
+        return to_json(text)
+    # Strings in it may have line breaks as such.
+    return JsonScanner().read(written)[0]
 
 
 def _refuse(name: str) -> None:
@@ -130,16 +151,13 @@ def _value(lark: Lark, parameter: Parameter) -> str:
     """Returns an expression that matches the value of a parameter and its end."""
     schema = parameter.schema
     end = lark.literal(f"\n{_END}\n")
-    if not _is_text(schema) or not _is_any_text(schema):
+    if not _is_any_text(schema):
         return f"{lark.schema(schema)} {end}"
     return f'{lark.until(_END)} "\\n"'
 
 
-def _is_text(schema: Any) -> bool:
-    return isinstance(schema, Mapping) and schema.get("type") == "string"
-
-
-def _is_any_text(schema: Mapping[str, Any]) -> bool:
-    """Returns whether the schema of a string takes any. Other ones are written as JSON where a
-    grammar has to follow them."""
-    return not schema.keys() - _NOTES
+def _is_any_text(schema: Any) -> bool:
+    """Returns whether a schema admits any string and nothing else. Other strings are written as
+    JSON where a grammar has to follow them."""
+    is_text = isinstance(schema, Mapping) and schema.get("type") == "string"
+    return is_text and not schema.keys() - _NOTES

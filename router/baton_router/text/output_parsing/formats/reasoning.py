@@ -1,5 +1,6 @@
 """Reasoning formats: where reasoning is in what a model writes, before all else."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton_router.call.output_format import ParsingOptions
@@ -11,6 +12,7 @@ from baton_router.text.output_parsing.reader import (
     Plain,
     Reader,
     Steps,
+    first_of,
     held_back,
     without,
 )
@@ -44,8 +46,13 @@ class MarkedReasoning:
         """Returns whether a rendered prompt ends with reasoning that is closed."""
         return prompt.rstrip().endswith(self.closing)
 
-    def read(self, reader: Reader, parts: PartCollector, options: ParsingOptions) -> Steps[None]:
-        """Reads reasoning, if there is any."""
+    def read(
+        self, reader: Reader, parts: PartCollector, options: ParsingOptions, marks: Sequence[str]
+    ) -> Steps[str]:
+        """Reads reasoning, if there is any. Returns what it has from the first of `marks` on if the
+        output ends within it; else an empty text."""
+        splits = options.splits_reasoning
+        parts.is_reasoning = splits and options.is_reasoning_open
         reader.keep()
         try:
             yield from reader.spaces()
@@ -53,32 +60,42 @@ class MarkedReasoning:
         except NotACall:
             reader.put_back()
             if not options.is_reasoning_open:
-                return
+                return ""
+        parts.is_reasoning = splits
         opening = reader.release()
-        if not options.splits_reasoning:
+        if not splits:
             parts.text(opening)
-            yield from self._read_body(reader, parts)
-            return
+            return (yield from self._read_body(reader, parts, marks))
         yield from _skip_line_breaks(reader)
-        yield from self._read_body(reader, parts, splits=True)
+        unclosed = yield from self._read_body(reader, parts, marks)
         yield from _skip_line_breaks(reader)
+        return unclosed
 
-    def _read_body(
-        self, reader: Reader, parts: PartCollector, *, splits: bool = False
-    ) -> Steps[None]:
+    def _read_body(self, reader: Reader, parts: PartCollector, marks: Sequence[str]) -> Steps[str]:
+        """Reads reasoning and the mark that ends it. Returns as `read`."""
+        splits = parts.is_reasoning
         show = parts.reasoning if splits else parts.text
-        plain = Plain(without((self.closing,), r"\n"), Reasoning) if splits else None
+        all_marks = (self.closing, *marks)
+        plain = Plain(without(all_marks, r"\n"), Reasoning) if splits else None
+        has_mark = False
         while (end := reader.rest.find(self.closing)) < 0:
             if reader.has_ended:
                 show(reader.take(len(reader.rest)))
-                return
-            length = len(reader.rest) - held_back(reader.rest, [self.closing])
+                return reader.release()
+            if not has_mark and (found := first_of(reader.rest, marks)) is not None:
+                has_mark = True
+                show(reader.take(found[0]))
+                reader.keep()
+            length = len(reader.rest) - held_back(reader.rest, all_marks)
             show(reader.take(len(reader.rest[:length].rstrip("\n")) if splits else length))
-            reader.plain = None if reader.rest else plain
+            reader.plain = None if reader.rest or has_mark else plain
             yield
             reader.plain = None
         body, closing = reader.take(end), reader.take(len(self.closing))
+        reader.release()
         show(body.rstrip("\n") if splits else body + closing)
+        parts.is_reasoning = False
+        return ""
 
     def lark(self, lark: Lark, options: ParsingOptions) -> str:
         """Returns an expression that matches the reasoning, if there is any."""

@@ -8,12 +8,10 @@ from baton_router.text.output_parsing.calls import (
     TaggedCalls,
     arguments_rule,
     call_rule,
-    calls_of,
     read_arguments,
     read_call_object,
     read_name,
 )
-from baton_router.text.output_parsing.json_scanner import json_value
 from baton_router.text.output_parsing.lark import Lark
 from baton_router.text.output_parsing.parser import PartCollector
 from baton_router.text.output_parsing.reader import Reader, Steps
@@ -27,8 +25,11 @@ class HermesCalls(TaggedCalls):
         """Reads one call. Raises `NotACall`."""
         yield from reader.literal("<tool_call>")
         yield from reader.spaces()
-        yield from read_call_object(reader, parts)
+        yield from read_call_object(reader, parts, is_marked=True)
         yield from reader.spaces()
+        while closer := (yield from reader.begins_with(["}", "]"])):  # one too many
+            yield from reader.literal(closer)
+            yield from reader.spaces()
         yield from reader.literal("</tool_call>")
 
     def _call(self, lark: Lark, tools: Sequence[Tool]) -> str:
@@ -47,11 +48,12 @@ class LlamaCalls:
 
     def read(self, reader: Reader, parts: PartCollector) -> Steps[None]:
         """Reads all calls. Raises `NotACall`."""
-        if (yield from reader.begins_with(self.marks)):
+        is_marked = bool((yield from reader.begins_with(self.marks)))
+        if is_marked:
             yield from reader.literal(self.marks[0])
             yield from reader.spaces()
         while True:
-            yield from read_call_object(reader, parts)
+            yield from read_call_object(reader, parts, is_marked=is_marked)
             yield from reader.spaces()
             if not (yield from reader.begins_with([";"])):
                 return
@@ -86,9 +88,9 @@ class JsonCalls:
     def read(self, reader: Reader, parts: PartCollector) -> Steps[None]:
         """Reads all calls. Raises `NotACall`."""
         if (yield from reader.begins_with(["["])):
-            yield from read_call_array(reader, parts)
+            yield from read_call_array(reader, parts, is_marked=False)
         else:
-            yield from read_call_object(reader, parts)
+            yield from read_call_object(reader, parts, is_marked=False)
 
     def alone(self, lark: Lark, tools: Sequence[Tool], *, is_one: bool) -> str:
         """Returns an expression that matches calls of `tools`, at least one."""
@@ -114,7 +116,7 @@ class MistralCalls:
         yield from reader.literal("[TOOL_CALLS]")
         yield from reader.spaces()
         if (yield from reader.begins_with(["["])):
-            yield from read_call_array(reader, parts)
+            yield from read_call_array(reader, parts, is_marked=True)
             return
         name = yield from read_name(reader, ("[CALL_ID]", "[ARGS]", "{"))
         if (yield from reader.begins_with(["[CALL_ID]"])):
@@ -173,26 +175,27 @@ class DeepSeekCalls:
             yield from reader.spaces()
         while True:
             yield from reader.literal(beginning)
-            yield from self._read_call(reader, parts)
+            yield from self._read_call(reader, parts, end)
             yield from reader.spaces()
             yield from reader.literal(end)
+            reader.keep()
             yield from reader.spaces()
-            if (yield from reader.begins_with([all_end])):
+            if (yield from reader.one_of([beginning, all_end])) == all_end:
                 yield from reader.literal(all_end)
                 return
 
-    def _read_call(self, reader: Reader, parts: PartCollector) -> Steps[None]:
+    def _read_call(self, reader: Reader, parts: PartCollector, end: str) -> Steps[None]:
         separator, fence = self.tokens[2], "```json"
         name = yield from read_name(reader, (separator,))
         yield from reader.literal(separator)
         yield from reader.spaces()
-        if (yield from reader.begins_with(["{"])):
-            yield from read_arguments(reader, parts, name)
+        if (yield from reader.begins_with(["{", end])):
+            yield from read_arguments(reader, parts, name, [end])
             return
         name = yield from read_name(reader, (fence,))
         yield from reader.literal(fence)
         yield from reader.spaces()
-        yield from read_arguments(reader, parts, name)
+        yield from read_arguments(reader, parts, name, ["```"])
         yield from reader.spaces()
         yield from reader.literal("```")
 
@@ -220,20 +223,18 @@ class DeepSeekCalls:
         return f"{ended} {more} {lark.literal(all_end)}"
 
 
-def read_call_array(reader: Reader, parts: PartCollector) -> Steps[None]:
-    """Reads an array of the objects of calls, and adds the calls. Raises `NotACall`."""
-    if not parts.is_forced:
-        text = yield from json_value(reader)
-        for name, arguments in calls_of(text, parts):
-            parts.call(name, arguments)
-        reader.keep()
-        return
+def read_call_array(reader: Reader, parts: PartCollector, *, is_marked: bool) -> Steps[None]:
+    """Reads an array of the objects of calls, and adds the calls. Raises `NotACall`.
+
+    Args:
+        is_marked: as of `read_call_object`.
+    """
     yield from reader.literal("[")
     while True:
         yield from reader.spaces()
-        yield from read_call_object(reader, parts)
+        yield from read_call_object(reader, parts, is_marked=is_marked)
         yield from reader.spaces()
-        separator = yield from reader.begins_with([",", "]"])
-        yield from reader.literal(separator or "]")
+        separator = yield from reader.one_of([",", "]"])
+        yield from reader.literal(separator)
         if separator == "]":
             return
