@@ -64,6 +64,10 @@ class ParsingOptions:
 class OutputParser(Protocol):
     """Incremental parser of the output of one sequence."""
 
+    @property
+    def is_reasoning(self) -> bool:
+        """True while the output is within reasoning that becomes parts of its own."""
+
     def push(self, text: str) -> list[Part]:
         """Returns the parts that are certain now."""
 

@@ -121,12 +121,12 @@ def _content(item: Any) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_response_counts_tokens_of_reasoning(model, stream):
-    answer = await ask(model, f"{THOUGHT}It rains.", stream=stream)
+@pytest.mark.parametrize("after", ["It rains.", OSLO, f"I look.\n{OSLO}{NOW}"])
+async def test_response_counts_tokens_of_reasoning(model, stream, after):
+    answer = await ask(model, f"{THOUGHT}{after}", stream=stream)
     usage = (answer[-1].response if stream else answer).usage
-    num_tokens = len(ids_of("The user asks for Oslo: é 漢.", model))
-    counted = usage.output_tokens_details.reasoning_tokens
-    assert counted == num_tokens + 3  # and those of the line end and the mark behind it
+    num_tokens = len(ids_of("\nThe user asks for Oslo: é 漢.\n", model))  # between the marks
+    assert usage.output_tokens_details.reasoning_tokens == num_tokens
     plain = await ask(model, "It rains.")
     assert plain.usage.output_tokens_details.reasoning_tokens == 0
 

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from baton.models.detokenizer import Detokenizer, StopStrings
 from baton_router.call.output_delta import OutputDelta
+from baton_router.call.output_format import OutputParser
 from baton_router.call.parts import Part, Reasoning
 from baton_router.call.request_parsing import RequestParsing
 from baton_router.lifecycle.answers.reorder_buffer import ReorderBuffer
@@ -28,7 +29,6 @@ class Output:
         """`parsing` None: there are no parts."""
         self.has_ended = False
         self._is_plain = not stop and parsing is None
-        self._is_reasoning = False
         self._assembly = ReorderBuffer()
         self._detokenizer = Detokenizer(tokenizer, {} if parsing is None else parsing.kept_tokens)
         self._stop = StopStrings(stop)
@@ -67,19 +67,19 @@ class Output:
             # Token by token, so that parts do not depend on how tokens arrive: a client that
             # resumes has received all that are made of its tokens.
             if self._parser is not None:
-                made = self._parser.push(new) if new else []
-                delta.num_reasoning_tokens += self._is_of_reasoning(made)
-                parts += made
+                parts += self._parse(self._parser, new, delta)
         delta.text, delta.parts = text, parts
 
-    def _is_of_reasoning(self, parts: Sequence[Part]) -> bool:
-        """Returns whether a token is of reasoning, without the marks before it: by the parts that
-        it completed; if none, by those before."""
-        is_counted = self._is_reasoning and not parts
-        for part in parts:
-            self._is_reasoning = isinstance(part, Reasoning)
-            is_counted = is_counted or self._is_reasoning
-        return is_counted
+    def _parse(self, parser: OutputParser, text: str, delta: OutputDelta) -> list[Part]:
+        """Returns the parts that the text of a token completes. Counts the token as reasoning if
+        the output is within reasoning before it and after it, or if some of it is shown."""
+        was_reasoning = parser.is_reasoning
+        parts = parser.push(text) if text else []
+        if was_reasoning or parser.is_reasoning:
+            is_within = was_reasoning and parser.is_reasoning
+            is_shown = any(isinstance(part, Reasoning) for part in parts)
+            delta.num_reasoning_tokens += is_within or is_shown
+        return parts
 
     def restart(self) -> None:
         """Prepares for other workers, which resume after the shown tokens or from the beginning."""
