@@ -14,10 +14,16 @@ from baton_router.routing.placement.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """All workers have admitted the request. `placement` None: nothing is left to do."""
+    """All workers have admitted the request.
+
+    Attributes:
+        placement: None: nothing is left to do.
+        account: usage and timings so far, which the rest of the request changes.
+    """
 
     request: Request
     placement: Placement | None
+    account: Account
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class RequestLifecycle:
         error that ended it otherwise. `decision` is the placement decision it was admitted by."""
         self._retries.decision = decision
         if self._answer.is_known:
-            yield Accepted(self.request, None)
+            yield Accepted(self.request, None, self.account)
             for response in self._answer.conclude():
                 yield response
         while not self._answer.is_complete:
@@ -112,7 +112,8 @@ class RequestLifecycle:
         if self._recovery.is_accepted:
             return []
         self._recovery.is_accepted = True
-        return [Accepted(self.request, attempt.placement), *self._answer.conclude()]
+        accepted = Accepted(self.request, attempt.placement, self.account)
+        return [accepted, *self._answer.conclude()]
 
     def _next_attempt(self) -> Attempt:
         """Places the work that is left. Raises `AttemptFailure` if no workers can take it."""

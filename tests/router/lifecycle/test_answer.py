@@ -293,7 +293,7 @@ def test_resumed_client_gets_each_text_and_reason_once(letters, reason, losses, 
         told = told_endings(resumed)
         request = Request("r", (5, 6), SamplingParams(**params), 0, received, told)
         resuming = Answer(request, card(), 0.0)
-        events = [Accepted(request, None), *resuming.conclude()]
+        events = [Accepted(request, None, resuming.account), *resuming.conclude()]
         for index, text in enumerate(letters):
             at = len(received[index]) if received else 0
             while at < len(text):

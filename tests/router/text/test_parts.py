@@ -23,6 +23,7 @@ from baton_router.call.parts import Text
 from baton_router.call.request import Request
 from baton_router.call.request_parsing import RequestParsing
 from baton_router.call.tokens import Tokens
+from baton_router.call.usage import Account, Timings
 from baton_router.lifecycle.answers.answer import Answer
 from baton_router.lifecycle.events import Accepted, coalesced
 from baton_router.text.output_parsing.formats.catalog import output_format
@@ -30,7 +31,7 @@ from tests.support.router.calls import told_endings
 from tests.support.router.scripted import card
 from tests.support.router.written import ids_of
 
-ACCEPTED = Accepted(Request("r", (5, 6), SamplingParams()), None)
+ACCEPTED = Accepted(Request("r", (5, 6), SamplingParams()), None, Account(Timings(0.0), 2))
 TOOLS = (Tool("weather"), Tool("time", strict=True))
 OSLO = '{"city": "Oslo 漢"}'
 TEXTS = [

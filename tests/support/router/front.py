@@ -13,6 +13,7 @@ import openai
 from baton.cluster.redis.client import connect
 from baton.serving.grpc.large_requests import LargeRequests
 from baton.serving.tenant import Tenants
+from baton_router.apis.answers.http_call import MAX_SILENCE
 from baton_router.apis.anthropic.messages import Messages
 from baton_router.apis.edge.body.bodies import Bodies
 from baton_router.apis.edge.body.structure import bounds_of
@@ -82,6 +83,7 @@ def routes_to(
     images: ImageReader | None = None,
     *,
     clamps: bool = True,
+    max_silence: float = MAX_SILENCE,
 ) -> Routes:
     """The routes of a router without tenants, of one model."""
     return routes_of(
@@ -94,6 +96,7 @@ def routes_to(
         origins=origins,
         images=images,
         clamps=clamps,
+        max_silence=max_silence,
     )
 
 
@@ -115,6 +118,7 @@ def routes_of(
     images: ImageReader | None = None,
     *,
     clamps: bool = True,
+    max_silence: float = MAX_SILENCE,
 ) -> Routes:
     """The routes of a router without tenants, of several models."""
     controllers: list[AdmissionController] = []
@@ -125,8 +129,10 @@ def routes_of(
     ]
     controllers += [model.services.admission_controller for model in served]
     models = Models(served, tenants, limits, lambda: aliases)
-    timeline = partial(timeline_for, tenants=tenants)
-    generations = Generations(models, SECONDS, timeline, clamps_max_tokens=clamps)
+    extra_of = partial(timeline_for, tenants=tenants)
+    generations = Generations(
+        models, SECONDS, extra_of, clamps_max_tokens=clamps, max_silence=max_silence
+    )
     store = ResponseStore(connect(NO_REDIS), ResponseLimits(ttl_s=responses_ttl, per_tenant=9))
     longest = max(model.max_model_len for model in cards.values())
     bodies = Bodies(MAX_BODY_BYTES, bounds_of(longest, request=LIMITS), LargeRequests(), unknown)
@@ -199,6 +205,7 @@ async def front_of(
     images: ImageReader | None = None,
     on_body: Callable[[bytes], None] | None = None,
     clamps: bool = True,
+    max_silence: float = MAX_SILENCE,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a front over these workers, which serve the shipped model or another one.
     `on_body` is called with each part of an answer as it is written; httpx waits for the last."""
@@ -214,6 +221,7 @@ async def front_of(
             origins,
             images,
             clamps=clamps,
+            max_silence=max_silence,
         )
         app = routes.app()
         transport = httpx.ASGITransport(app if on_body is None else _noted(app, on_body))

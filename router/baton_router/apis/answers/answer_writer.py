@@ -14,6 +14,9 @@ Json = dict[str, Any]
 Extra = Callable[[Sequence[Reader]], Json]
 """Function that makes the answer's field `baton`, given its requests that have ended."""
 
+COMMENT = b": keep-alive\n\n"
+"""Server-sent comment, which clients skip."""
+
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -45,12 +48,17 @@ class AnswerWriter(Protocol):
 
     Attributes:
         headers: headers of the answer beside its content type.
+        keep_alive: piece of a stream without content, for one that is silent.
+        opens_with_usage: the beginning of a stream tells the tokens of the prompt that were cached.
     """
 
     headers: Mapping[str, str]
+    keep_alive: bytes
+    opens_with_usage: bool
 
     def opening(self) -> bytes:
-        """Returns the beginning of a stream. The first request is accepted."""
+        """Returns the beginning of a stream. The first request is accepted; if `opens_with_usage`,
+        a prompt is computed, too."""
 
     def part(self, update: SequenceDelta) -> bytes:
         """Returns a piece of a stream; empty if the client gets nothing of it."""

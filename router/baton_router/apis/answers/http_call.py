@@ -7,7 +7,7 @@ Nothing is written before the first request is accepted, so that a refusal has i
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import AsyncExitStack, aclosing, contextmanager
 
 from opentelemetry import context as otel_context
 from starlette.types import Send
@@ -18,12 +18,13 @@ from baton.serving.telemetry.propagation import incoming
 from baton.serving.telemetry.tracing import is_tracing
 from baton.serving.tenant import Caller
 from baton_router.apis.answers.answer_writer import AnswerWriter, encoded
+from baton_router.apis.answers.keep_alive import KeepAlive
 from baton_router.apis.answers.sequence_reader import Reader, SequenceDelta
 from baton_router.apis.edge.body.field_names import InTerms
 from baton_router.apis.edge.errors import Failure, failure_of
 from baton_router.apis.edge.headers import CLAMPED, IGNORED
 from baton_router.call.generate_call import GenerateCall
-from baton_router.lifecycle.events import ClientEvent
+from baton_router.lifecycle.events import Accepted, ClientEvent
 from baton_router.lifecycle.inference import Inference
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,12 @@ _MAX_UNWRITTEN = 64
 # Grace period in seconds for the router to report an expired deadline itself.
 ERROR_GRACE_SECONDS = 1.0
 
+# Seconds for which a stream is silent at most. Proxies close connections after 60, clients later.
+MAX_SILENCE = 10.0
+
 _Headers = list[tuple[bytes, bytes]]
+_EVENT_STREAM = b"text/event-stream; charset=utf-8"
+_STREAM: _Headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 Event = tuple[int, ClientEvent]
 
 
@@ -45,6 +51,7 @@ class HttpCall:
         calls: one for each prompt.
         readers: one for each call.
         ignored: fields without effect on this model, by the router's paths.
+        max_silence: seconds after which a stream has at least a piece without content.
     """
 
     def __init__(
@@ -58,6 +65,7 @@ class HttpCall:
         *,
         is_stream: bool,
         ignored: Sequence[str] = (),
+        max_silence: float = MAX_SILENCE,
     ) -> None:
         self._inference = inference
         self._caller = caller
@@ -67,6 +75,7 @@ class HttpCall:
         self._writer = writer
         self._is_stream = is_stream
         self._ignored = ignored
+        self._max_silence = max_silence
 
     async def write(self, send: Send, in_terms: InTerms) -> None:
         """Writes the answer. Raises if a request is refused, or if an answer that is not streamed
@@ -91,20 +100,28 @@ class HttpCall:
         await send({"type": "http.response.body", "body": content})
 
     async def _stream(self, send: Send, in_terms: InTerms) -> None:
-        has_begun = False
+        alive = KeepAlive(send, self._writer.keep_alive, self._max_silence)
+        has_begun = is_open = False
+        held: list[SequenceDelta] = []
         try:
-            async with aclosing(self._events()) as events:
+            async with AsyncExitStack() as stack:
+                events = await stack.enter_async_context(aclosing(self._events()))
                 async for at, event in events:
                     updates = self._readers[at].read(event)
-                    body = b"" if has_begun else self._writer.opening()
+                    body = b""
+                    if not is_open:
+                        if not has_begun:
+                            await self._start(send, in_terms, _EVENT_STREAM, _STREAM)
+                            has_begun = True
+                            await stack.enter_async_context(alive)
+                        held += updates
+                        if self._writer.opens_with_usage and isinstance(event, Accepted):
+                            continue
+                        is_open, updates, body = True, held, self._writer.opening()
                     body += b"".join(map(self._writer.part, updates))
-                    if not has_begun:
-                        headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-                        media_type = b"text/event-stream; charset=utf-8"
-                        await self._start(send, in_terms, media_type, headers)
-                        has_begun = True
                     if body:
                         await send({"type": "http.response.body", "body": body, "more_body": True})
+                        alive.has_sent = True
             rest = await self._writer.closing()
         except Exception as error:
             if not has_begun:

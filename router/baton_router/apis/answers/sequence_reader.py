@@ -62,7 +62,7 @@ class Reader:
     """Reader of the events of one request, whose choices are numbered from `first`.
 
     Attributes:
-        accepted: the first event; None until it arrives.
+        accepted: the first event; None until it arrives. Its account is that of now.
         finished: the last event that ended a sequence, with the request's usage.
         num_output_tokens: tokens received so far.
         num_reasoning_tokens: those of reasoning among them.
@@ -112,7 +112,7 @@ class Reader:
     @property
     def num_cached_prompt_tokens(self) -> int:
         """Tokens of the prompt that were cached, as far as it is known."""
-        return 0 if self.finished is None else self.finished.account.num_cached_prompt_tokens
+        return 0 if self.accepted is None else self.accepted.account.num_cached_prompt_tokens
 
     def _written(self, delta: OutputDelta) -> SequenceDelta:
         index = self.indices[delta.sequence_index]

@@ -17,8 +17,14 @@ _DELTAS = {
 }
 
 
+_PING = named_event({"type": "ping"})
+
+
 class MessageWriter:
     """Writer of one message, an `AnswerWriter`."""
+
+    keep_alive = _PING
+    opens_with_usage = True
 
     def __init__(self, start: AnswerStart) -> None:
         self._start = start
@@ -29,9 +35,7 @@ class MessageWriter:
 
     def opening(self) -> bytes:
         message = self._message([], {"stop_reason": None, "stop_sequence": None})
-        return named_event({"type": "message_start", "message": message}) + named_event(
-            {"type": "ping"}
-        )
+        return named_event({"type": "message_start", "message": message}) + _PING
 
     def part(self, update: SequenceDelta) -> bytes:
         self._note_end(update)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from baton_router.apis.answers.answer_writer import AnswerStart, Json, event
+from baton_router.apis.answers.answer_writer import COMMENT, AnswerStart, Json, event
 from baton_router.apis.answers.sequence_reader import SequenceDelta
 from baton_router.apis.edge.errors import Failure
 from baton_router.apis.openai.choice_formats import Shape
@@ -13,6 +13,8 @@ from baton_router.apis.openai.schemas import GenerationRequest
 class ChoiceWriter:
     """Writer of one answer, an `AnswerWriter`."""
 
+    keep_alive = COMMENT
+
     def __init__(self, body: GenerationRequest, shape: Shape, start: AnswerStart) -> None:
         self._body = body
         self._request_id = start.request_id
@@ -21,6 +23,8 @@ class ChoiceWriter:
         self._extra = start.make_extra
         self._shape = shape
         self._created = int(time.time())
+        options = body.stream_options
+        self.opens_with_usage = options is not None and options.continuous_usage_stats
         self.headers: Mapping[str, str] = {"x-request-id": start.request_id}
 
     def opening(self) -> bytes:
@@ -62,7 +66,7 @@ class ChoiceWriter:
     def _chunk(self, choices: list[Json]) -> Json:
         frame = self._frame(self._shape.chunk_name, choices)
         options = self._body.stream_options
-        if options is not None and options.continuous_usage_stats and choices:
+        if self.opens_with_usage and choices:
             frame["usage"] = self._usage()
         elif options is not None and options.include_usage:
             frame["usage"] = None

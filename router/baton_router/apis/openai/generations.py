@@ -13,7 +13,7 @@ from baton.sampling import GrammarKind, SamplingParams, check_length
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller
 from baton_router.apis.answers.answer_writer import AnswerStart, Extra, WriterOf
-from baton_router.apis.answers.http_call import HttpCall
+from baton_router.apis.answers.http_call import MAX_SILENCE, HttpCall
 from baton_router.apis.answers.sequence_reader import EchoedPrompt, Reader
 from baton_router.apis.edge.body.structure import MAX_PROMPTS
 from baton_router.apis.openai.choice_formats import ChatShape, CompletionShape
@@ -49,15 +49,23 @@ class Generations:
         extra_of: makes the timeline for a caller that asks for it.
         clamps_max_tokens: more tokens than the prompt leaves of the model's length are lowered to
             these; False: refused.
+        max_silence: seconds, as of `HttpCall`.
     """
 
     def __init__(
-        self, models: Models, timeout: float, extra_of: ExtraOf, *, clamps_max_tokens: bool = True
+        self,
+        models: Models,
+        timeout: float,
+        extra_of: ExtraOf,
+        *,
+        clamps_max_tokens: bool = True,
+        max_silence: float = MAX_SILENCE,
     ) -> None:
         self._models = models
         self._clamps = clamps_max_tokens
         self._timeout = timeout
         self._extra_of = extra_of
+        self._max_silence = max_silence
         self._tokens = {model.name: TokenBytes(_tokenizer(model)) for model in models}
 
     async def complete(self, body: CompletionRequest, caller: Caller) -> HttpCall:
@@ -198,6 +206,7 @@ class Generations:
             writer,
             is_stream=body.stream,
             ignored=ignored,
+            max_silence=self._max_silence,
         )
 
     def _deadline(self, body: GenerationRequest) -> Deadline:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 
-from baton_router.apis.answers.answer_writer import AnswerStart, Json, named_event
+from baton_router.apis.answers.answer_writer import COMMENT, AnswerStart, Json, named_event
 from baton_router.apis.answers.blocks import Block, BlockDelta, Blocks, BlockStart, Change, Kind
 from baton_router.apis.answers.sequence_reader import SequenceDelta
 from baton_router.apis.edge.errors import Failure
@@ -29,6 +29,9 @@ class ResponseWriter:
     Args:
         save: stores the response once it has ended; None: it is not to be stored.
     """
+
+    keep_alive = COMMENT
+    opens_with_usage = False
 
     def __init__(self, body: ResponsesRequest, save: Save | None, start: AnswerStart) -> None:
         self._body = body

@@ -1,0 +1,53 @@
+"""Keep-alive of a stream: a piece without content, which clients and proxies take for life."""
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from starlette.types import Send
+
+
+class KeepAlive:
+    """Keep-alive of one stream, while it is entered.
+
+    Attributes:
+        has_sent: something was sent since the last tick; set by the stream for each message, which
+            is all that a token costs.
+
+    Args:
+        piece: sent where the stream was silent for half of `max_silence` or longer.
+        max_silence: seconds.
+    """
+
+    def __init__(self, send: Send, piece: bytes, max_silence: float) -> None:
+        self.has_sent = True
+        self._send = send
+        self._message = {"type": "http.response.body", "body": piece, "more_body": True}
+        self._seconds = max_silence / 2
+        self._loop = asyncio.get_running_loop()
+        self._sending: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Self:
+        self._timer = self._loop.call_later(self._seconds, self._tick)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._timer is not None
+        self._timer.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
+
+    def _tick(self) -> None:
+        # A client that does not read has enough to read.
+        is_sending = self._sending is not None and not self._sending.done()
+        if not (self.has_sent or is_sending):
+            self._sending = asyncio.ensure_future(self._send(self._message))
+        self.has_sent = False
+        self._timer = self._loop.call_later(self._seconds, self._tick)

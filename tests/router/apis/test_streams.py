@@ -1,0 +1,314 @@
+"""Streams over HTTP: never silent, with the usage so far, and equal to the whole answer."""
+
+import itertools
+import json
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import anthropic
+import pytest
+
+from baton.v1 import prefill_pb2
+from baton_router.apis.answers.answer_writer import AnswerStart, AnswerWriter
+from baton_router.apis.answers.sequence_reader import Reader, SequenceDelta
+from baton_router.apis.anthropic.writer import MessageWriter
+from baton_router.apis.openai.choice_formats import ChatShape
+from baton_router.apis.openai.choice_writer import ChoiceWriter
+from baton_router.apis.openai.schemas import ChatRequest
+from baton_router.apis.responses.schemas import ResponsesRequest
+from baton_router.apis.responses.writer import ResponseWriter
+from baton_router.call.output_format import Choice, ParsingOptions, Tool
+from baton_router.call.parts import Part, joined
+from baton_router.text.output_parsing.formats.catalog import output_format
+from baton_router.text.token_bytes import TokenBytes
+from tests.support.model_outputs import WRITTEN, special_tokenizer
+from tests.support.router.front import front_of
+from tests.support.router.scripted import Cue
+from tests.support.router.written import writing
+
+USER = [{"role": "user", "content": "How is the weather in Oslo?"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "Hello."},
+    "/v1/chat/completions": {"messages": USER},
+    "/v1/responses": {"input": "Hello."},
+    "/v1/messages": {"messages": USER, "max_tokens": 100},
+}
+LASTS = {
+    "/v1/completions": "data: [DONE]",
+    "/v1/chat/completions": "data: [DONE]",
+    "/v1/responses": "event: response.completed",
+    "/v1/messages": "event: message_stop",
+}
+COMMENT = b": keep-alive\n\n"
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+def events_of(stream: bytes) -> list[dict[str, Any]]:
+    """The objects of a stream of server-sent events."""
+    lines = stream.decode().split("\n")
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    return [json.loads(one) for one in data if one != "[DONE]"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_stream_is_kept_alive_while_it_is_silent(path):
+    """The workers go on only once the client has a sign of life, in prefill and in decode."""
+    keep_alive = PING if path == "/v1/messages" else COMMENT
+    cues = [Cue(), Cue()]
+    waiting = iter(cues)
+    prefill, decode = writing("It rains in Oslo today.", 1)
+    prefill.script.insert(1, cues[0])
+    decode.script.insert(4, cues[1])
+
+    def note(part: bytes) -> None:
+        if part == keep_alive and (cue := next(waiting, None)):
+            cue.event.set()
+
+    body = {"model": "tiny", "stream": True, **BODIES[path]}
+    async with front_of(prefill, decode, on_body=note, max_silence=0.02) as front:
+        answer = await front.post(path, json=body)
+    assert answer.status_code == 200
+    assert all(cue.event.is_set() for cue in cues)
+    assert LASTS[path] in answer.text.strip().split("\n\n")[-1]
+
+
+async def test_keep_alive_before_the_message_is_left_out_by_clients(model):
+    prefill, decode = writing("It rains.", model=model)
+    cue = Cue()
+    prefill.script.insert(1, cue)
+    async with front_of(
+        prefill, decode, model=model, on_body=lambda _: cue.event.set(), max_silence=0.02
+    ) as front:
+        client = anthropic.AsyncAnthropic(
+            base_url="http://router", api_key="any", max_retries=0, http_client=front
+        )
+        given: Any = {"model": model.name, "max_tokens": 100, "messages": USER}
+        async with client.messages.stream(**given) as stream:
+            types = [event.type async for event in stream]
+            message = await stream.get_final_message()
+    assert types[0] == "message_start"
+    assert message.content[0].text == "It rains."
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/completions", {"stream_options": {"continuous_usage_stats": True}}),
+        ("/v1/completions", {"stream_options": {"continuous_usage_stats": True}, "echo": True}),
+        ("/v1/chat/completions", {"stream_options": {"continuous_usage_stats": True}}),
+        ("/v1/messages", {}),
+    ],
+)
+async def test_running_usage_has_the_cached_tokens_from_the_first(path, more):
+    prefill, decode = writing("It rains.", 1)
+    begun = prefill_pb2.PrefillStarted(num_cached_tokens=2)
+    prefill.script.insert(1, prefill_pb2.PrefillResponse(started=begun))
+    body = {"model": "tiny", "stream": True, **BODIES[path], **more}
+    async with front_of(prefill, decode) as front:
+        answer = await front.post(path, json=body)
+    usages = list(map(cached_tokens, events_of(answer.content)))
+    assert {usage for usage in usages if usage is not None} == {2}
+    assert usages[0] == 2
+
+
+def cached_tokens(event: dict[str, Any]) -> int | None:
+    usage = event.get("usage") or event.get("message", {}).get("usage")
+    if usage is None:
+        return None
+    details = usage.get("prompt_tokens_details") or usage
+    found: int = details.get("cached_tokens", details.get("cache_read_input_tokens"))
+    return found
+
+
+# Streamed and whole.
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": ["integer", "null"]}},
+}
+CALLS: list[Any] = [("weather", {"city": 'Oslo "{é}"\n漢', "days": 3}), ("time", {})]
+OPTIONS = {
+    f"{choice.value}{' one' * is_one}{' strict' * strict}{' raw' * (not splits)}": ParsingOptions(
+        tools=(Tool("weather", SCHEMA, strict), Tool("time")),
+        choice=choice,
+        tool_name="weather" if choice is Choice.NAMED else "",
+        one_tool_call=is_one,
+        splits_reasoning=splits,
+    )
+    for choice in Choice
+    for is_one in (False, True)
+    for strict in (False, True)
+    for splits in (True, False)
+}
+THOUGHT = {
+    "harmony": "<|channel|>analysis<|message|>Hm {1}\n<|end|>",
+    "harmony-role": "<|channel|>analysis<|message|>Hm {1}\n<|end|>",
+}
+TOKENIZER = special_tokenizer()
+
+
+def answers_of(name: str, options: ParsingOptions) -> list[str]:
+    """Outputs of a model: with calls, cut within the second one and within the thought, with a
+    call in a thought that does not end, malformed, and with an unknown tool."""
+    way = WRITTEN[name]
+    calls = CALLS[:1] if options.one_tool_call or options.choice is Choice.NAMED else CALLS
+    thought = THOUGHT.get(name, "<think>\nHm {1}\n</think>\n\n")
+    written = way.write(calls, "I look." if way.takes_text else "")
+    return [
+        f"{thought}{written}",
+        f"{thought}{written}"[:-15],
+        f"{thought}{written}"[:20],
+        written,
+        f"<think>Hm.\n{written}",
+        f"{thought}{written.replace(': 3', ': [3}')}",
+        f"{thought}{way.write([('unknown', {'city': 'Oslo'}), *calls], '')} Done.\n",
+        f"{thought}It <rains [in {{Oslo.\n",
+    ]
+
+
+def pieces_of(text: str, cuts: Sequence[int]) -> list[str]:
+    places = [0, *sorted(cuts), len(text)]
+    return [text[begin:end] for begin, end in itertools.pairwise(places)]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_parts_of_a_stream_are_those_of_the_whole(name, options):
+    reasoning = "harmony" if "harmony" in name else "think"
+    form = output_format(WRITTEN[name].format_name, reasoning, TOKENIZER)
+
+    def parts_of(pieces: Sequence[str]) -> list[Part]:
+        parser = form.parser(options)
+        parts = [part for piece in pieces for part in parser.push(piece)]
+        return joined([*parts, *parser.finish()])
+
+    places = random.Random(3)
+    for text in answers_of(name, options):
+        whole = parts_of([text])
+        cuts: Sequence[int] = range(1, len(text))
+        if options not in (OPTIONS["auto"], OPTIONS["required"]):
+            cuts = places.sample(cuts, 9)
+        for cut in cuts:
+            assert parts_of(pieces_of(text, [cut])) == whole, (text[:cut], text[cut:])
+        assert parts_of(list(text)) == whole
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("api", ["chat", "messages", "responses"])
+async def test_streamed_answer_is_the_whole_answer(name, api):
+    cuts = random.Random(7)
+    reasoning = "harmony" if "harmony" in name else "think"
+    form = output_format(WRITTEN[name].format_name, reasoning, TOKENIZER)
+    for options in OPTIONS.values():
+        for text in answers_of(name, options):
+            parser = form.parser(options)
+            updates = [
+                SequenceDelta(0, parts=parser.push(piece))
+                for piece in pieces_of(text, cuts.sample(range(len(text)), 9))
+            ]
+            updates += [
+                SequenceDelta(0, parts=parser.finish()),
+                SequenceDelta(0, finish_reason="stop"),
+            ]
+            whole = await writer_of(api).whole(updates)
+            writer = writer_of(api)
+            stream = b"".join([writer.opening(), *map(writer.part, updates)])
+            stream += await writer.closing()
+            assert ADDED_UP[api](events_of(stream)) == SHOWN[api](whole), text
+
+
+def writer_of(api: str) -> AnswerWriter:
+    start = AnswerStart("r", "m", [Reader(0, 1)], is_parsed=True, make_extra=None)
+    if api == "chat":
+        shape = ChatShape(TokenBytes(TOKENIZER), is_parsed=True)
+        return ChoiceWriter(ChatRequest(messages=[], stream=True), shape, start)
+    if api == "messages":
+        return MessageWriter(start)
+    return ResponseWriter(ResponsesRequest(input="Hello."), None, start)
+
+
+def chat_of_stream(events: list[dict[str, Any]]) -> Any:
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    reason = None
+    for choice in (choice for event in events for choice in event["choices"]):
+        delta, reason = choice["delta"], choice["finish_reason"]
+        for field in ("content", "reasoning_content"):
+            message[field] += delta.get(field) or ""
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                assert call["index"] == len(message["tool_calls"])
+                message["tool_calls"].append({"name": call["function"]["name"], "arguments": ""})
+            message["tool_calls"][call["index"]]["arguments"] += call["function"]["arguments"]
+    return message, reason
+
+
+def chat_of_whole(answer: dict[str, Any]) -> Any:
+    (choice,) = answer["choices"]
+    message = choice["message"]
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    texts = {field: message.get(field) or "" for field in ("content", "reasoning_content")}
+    return {**texts, "tool_calls": calls}, choice["finish_reason"]
+
+
+def message_of_stream(events: list[dict[str, Any]]) -> Any:
+    blocks: list[dict[str, Any]] = []
+    pieces: list[str] = []
+    for event in events:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks)
+            blocks.append(event["content_block"])
+            pieces = []
+        elif event["type"] == "content_block_delta":
+            for field, piece in event["delta"].items():
+                if field == "partial_json":
+                    pieces.append(piece)
+                elif field != "type":
+                    blocks[-1][field] += piece
+        elif event["type"] == "content_block_stop" and pieces:
+            blocks[-1]["input"] = input_of("".join(pieces))
+    return blocks, events[-2]["delta"]["stop_reason"]
+
+
+def input_of(written: str) -> Any:
+    try:
+        return json.loads(written)
+    except ValueError:  # a message that is whole has an object in its place
+        return {"arguments": written}
+
+
+def message_of_whole(answer: dict[str, Any]) -> Any:
+    return answer["content"], answer["stop_reason"]
+
+
+def response_of_stream(events: list[dict[str, Any]]) -> Any:
+    deltas = {"response.output_text.delta", "response.reasoning_text.delta"}
+    deltas.add("response.function_call_arguments.delta")
+    texts: dict[int, str] = {}
+    for event in events:
+        if event["type"] in deltas:
+            at = event["output_index"]
+            texts[at] = texts.get(at, "") + event["delta"]
+    response = events[-1]["response"]
+    assert [texts.get(at, "") for at in range(len(response["output"]))] == list(
+        texts_of_response(response)
+    )
+    return response_of_whole(response)
+
+
+def texts_of_response(response: dict[str, Any]) -> Iterator[str]:
+    for item in response["output"]:
+        is_call = item["type"] == "function_call"
+        yield item["arguments"] if is_call else item["content"][0]["text"]
+
+
+def response_of_whole(response: dict[str, Any]) -> Any:
+    return response["output"], response["status"]
+
+
+ADDED_UP = {
+    "chat": chat_of_stream,
+    "messages": message_of_stream,
+    "responses": response_of_stream,
+}
+SHOWN = {"chat": chat_of_whole, "messages": message_of_whole, "responses": response_of_whole}
