@@ -120,7 +120,7 @@ async def test_raw_message_events_are_of_anthropics_types(model):
     for event in events:  # the package accepts what it cannot parse, so its types parse it again
         type(event).model_validate(event.model_dump())
     deltas = {event.delta.type for event in events if event.type == "content_block_delta"}
-    assert deltas == {"thinking_delta", "text_delta", "input_json_delta"}
+    assert deltas == {"thinking_delta", "signature_delta", "text_delta", "input_json_delta"}
     opened = None
     for event in events:
         if event.type == "content_block_start":
@@ -131,6 +131,20 @@ async def test_raw_message_events_are_of_anthropics_types(model):
         elif event.type == "content_block_stop":
             assert event.index == opened
             opened = None
+
+
+async def test_thought_is_signed_right_before_its_end(model):
+    whole = await ask(model, f"{THOUGHT}I look.")
+    async with front_of(*writing(f"{THOUGHT}I look.", model=model), model=model) as front:
+        stream = await client_of(front).messages.create(stream=True, **given_to(model))
+        events = [event async for event in stream]
+    last = next(at for at, event in enumerate(events) if event.type == "content_block_stop")
+    assert events[last].index == 0
+    assert events[last - 1].delta.type == "signature_delta"
+    assert events[last - 1].delta.signature == whole.content[0].signature
+    assert len(whole.content[0].signature) == 64
+    other = await ask(model, f"{THOUGHT.replace('Oslo', 'Rome')}I look.")
+    assert other.content[0].signature != whole.content[0].signature
 
 
 async def test_message_begins_with_a_ping_for_clients(model):

@@ -1,5 +1,6 @@
 """Writer of Anthropic's Messages API: a message of blocks, whole or as a stream of typed events."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 
 from baton_router.apis.answers.answer_writer import AnswerStart, Json, named_event
@@ -111,7 +112,11 @@ def _written(change: Change) -> bytes:
     if isinstance(change, BlockDelta):
         kind, name = _DELTAS[block.kind]
         return _event("content_block_delta", block, delta={"type": kind, name: change.piece})
-    return _event("content_block_stop", block)
+    signed = b""
+    if block.kind == "reasoning":
+        delta = {"type": "signature_delta", "signature": _signature(block)}
+        signed = _event("content_block_delta", block, delta=delta)
+    return signed + _event("content_block_stop", block)
 
 
 def _event(kind: str, block: Block, **fields: Json) -> bytes:
@@ -131,4 +136,11 @@ def _block(block: Block) -> Json:
     new = _new_block(block)
     if block.kind == "call":
         return {**new, "input": arguments_object(block.content)}
-    return {**new, "thinking" if block.kind == "reasoning" else "text": block.content}
+    if block.kind == "reasoning":
+        return {**new, "thinking": block.content, "signature": _signature(block)}
+    return {**new, "text": block.content}
+
+
+def _signature(block: Block) -> str:
+    """Returns the signature of a thought. Nobody checks it; clients drop thoughts without one."""
+    return hashlib.sha256(block.content.encode()).hexdigest()
