@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Tool call of the model. `arguments` is the text of a JSON object."""
+    """Tool call of the model. `arguments` is the text of a JSON object, as the model wrote it."""
 
     id: str
     name: str

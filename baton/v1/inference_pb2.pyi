@@ -1347,7 +1347,7 @@ class ToolCallStart(_message.Message):
     id: _builtins.str
     """Id of the call: the same for the same request, also after a migration."""
     name: _builtins.str
-    """Name of the tool."""
+    """Name of the tool, as the model wrote it: perhaps none of those in the request."""
     def __init__(
         self,
         *,
@@ -1374,7 +1374,9 @@ class ToolCallArguments(_message.Message):
     index: _builtins.int
     """Index of the call in the output of its sequence, from 0."""
     json: _builtins.str
-    """JSON text, which continues the arguments before it."""
+    """JSON text, which continues the arguments before it, as the model wrote it. Valid where a grammar
+    forces it, unless the output is cut.
+    """
     def __init__(
         self,
         *,

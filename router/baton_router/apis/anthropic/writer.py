@@ -142,5 +142,5 @@ def _block(block: Block) -> Json:
 
 
 def _signature(block: Block) -> str:
-    """Returns the signature of a thought. Nobody checks it; clients drop thoughts without one."""
+    """Returns the signature of a thought, without which clients drop it; the router ignores it."""
     return hashlib.sha256(block.content.encode()).hexdigest()
