@@ -62,11 +62,13 @@ class ParsingOptions:
 
 
 class OutputParser(Protocol):
-    """Incremental parser of the output of one sequence."""
+    """Incremental parser of the output of one sequence.
 
-    @property
-    def is_reasoning(self) -> bool:
-        """True while the output is within reasoning that becomes parts of its own."""
+    Attributes:
+        is_reasoning: the output is within reasoning that becomes parts of its own.
+    """
+
+    is_reasoning: bool
 
     def push(self, text: str) -> list[Part]:
         """Returns the parts that are certain now."""

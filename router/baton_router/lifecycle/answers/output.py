@@ -9,7 +9,6 @@ from tokenizers import Tokenizer
 
 from baton.models.detokenizer import Detokenizer, StopStrings
 from baton_router.call.output_delta import OutputDelta
-from baton_router.call.output_format import OutputParser
 from baton_router.call.parts import Part, Reasoning
 from baton_router.call.request_parsing import RequestParsing
 from baton_router.lifecycle.answers.reorder_buffer import ReorderBuffer
@@ -57,7 +56,7 @@ class Output:
         if self._is_plain:
             delta.text = "".join(map(self._detokenizer.push, tokens.token_ids))
             return
-        text, parts = "", list[Part]()
+        text, parts, parser = "", list[Part](), self._parser
         for index, token_id in enumerate(tokens.token_ids):
             if self._stop.matched is not None:
                 delta.tokens = tokens.part(0, index)
@@ -66,20 +65,14 @@ class Output:
             text += new
             # Token by token, so that parts do not depend on how tokens arrive: a client that
             # resumes has received all that are made of its tokens.
-            if self._parser is not None:
-                parts += self._parse(self._parser, new, delta)
+            if parser is not None:
+                was_reasoning = parser.is_reasoning
+                made = parser.push(new) if new else []
+                if was_reasoning or parser.is_reasoning:
+                    is_within = was_reasoning and parser.is_reasoning
+                    delta.num_reasoning_tokens += is_within or _has_reasoning(made)
+                parts += made
         delta.text, delta.parts = text, parts
-
-    def _parse(self, parser: OutputParser, text: str, delta: OutputDelta) -> list[Part]:
-        """Returns the parts that the text of a token completes. Counts the token as reasoning if
-        the output is within reasoning before it and after it, or if some of it is shown."""
-        was_reasoning = parser.is_reasoning
-        parts = parser.push(text) if text else []
-        if was_reasoning or parser.is_reasoning:
-            is_within = was_reasoning and parser.is_reasoning
-            is_shown = any(isinstance(part, Reasoning) for part in parts)
-            delta.num_reasoning_tokens += is_within or is_shown
-        return parts
 
     def restart(self) -> None:
         """Prepares for other workers, which resume after the shown tokens or from the beginning."""
@@ -94,3 +87,8 @@ class Output:
         if self._parser is None:
             return text, []
         return text, [*self._parser.push(text), *self._parser.finish()]
+
+
+def _has_reasoning(parts: Sequence[Part]) -> bool:
+    """Returns whether some of a token that begins or ends reasoning is shown as reasoning."""
+    return any(isinstance(part, Reasoning) for part in parts)

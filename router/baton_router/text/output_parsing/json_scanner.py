@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from json.encoder import encode_basestring
 from typing import Any, Final
 
 from baton_router.text.output_parsing.reader import Reader, Steps
@@ -57,7 +58,7 @@ class JsonScanner:
                     pass
             if not self._closers and not self._is_string:
                 return "".join([*pieces, text[begin:at]]), at
-        return "".join([*pieces, text[begin:]]), None
+        return "".join([*pieces, text[begin:]]) if pieces else text, None
 
 
 def read_json(reader: Reader, show: Callable[[str], None]) -> Steps[None]:
@@ -85,13 +86,12 @@ def read_json_end(reader: Reader, scanner: JsonScanner, show: Callable[[str], No
 
 def to_json(value: Any) -> str:
     """Returns a value as JSON text, which can be encoded in UTF-8."""
-    text = json.dumps(value, ensure_ascii=False)
-    return escaped_surrogates(text)
+    return escaped_surrogates(json.dumps(value, ensure_ascii=False))
 
 
 def quoted(text: str) -> str:
-    """Returns `text` as within a JSON string."""
-    return to_json(text)[1:-1]
+    """Returns `text` as within a JSON string. Hot path of strings that stream."""
+    return escaped_surrogates(encode_basestring(text)[1:-1])
 
 
 def escaped_surrogates(text: str) -> str:

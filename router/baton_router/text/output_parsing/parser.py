@@ -18,6 +18,7 @@ from baton_router.text.output_parsing.reader import (
     Plain,
     Reader,
     Steps,
+    beginnings,
     first_of,
     held_back,
     without,
@@ -57,6 +58,7 @@ class PartCollector:
     text that follows it, and is left out at the end of an output with calls.
 
     Attributes:
+        options: of the parsing.
         tools: those that may be called, by name.
         is_forced: a grammar makes every call valid.
         is_reasoning: the output has come to reasoning that becomes parts of its own.
@@ -181,7 +183,7 @@ ReadOutput: TypeAlias = Callable[[Reader, PartCollector, ParsingOptions], Steps[
 
 
 class SequenceParser:
-    """Parser of the output of one sequence.
+    """Parser of the output of one sequence, an `OutputParser`.
 
     Args:
         read: reads a whole output.
@@ -193,11 +195,7 @@ class SequenceParser:
         self._steps = read(self._reader, self._parts, options)
         # Until it waits for text.
         next(self._steps)
-
-    @property
-    def is_reasoning(self) -> bool:
-        """True while the output is within reasoning that becomes parts of its own."""
-        return self._parts.is_reasoning
+        self.is_reasoning = self._parts.is_reasoning
 
     def push(self, text: str) -> list[Part]:
         """Returns the parts that are certain now."""
@@ -207,6 +205,7 @@ class SequenceParser:
         if text:
             self._reader.rest += text
             next(self._steps)
+            self.is_reasoning = self._parts.is_reasoning
         return self._parts.drain()
 
     def finish(self) -> list[Part]:
@@ -228,18 +227,19 @@ def read_text(reader: Reader, parts: PartCollector) -> Steps[None]:
 
 def read_calls(syntax: CallSyntax, reader: Reader, parts: PartCollector) -> Steps[None]:
     """Reads text with calls in it."""
-    plain = Plain(without(syntax.marks, r"\s"), Text)
+    begins, plain = beginnings(syntax.marks), Plain(without(syntax.marks, r"\s"), Text)
     parts.text((yield from reader.spaces()))
     if (yield from reader.begins_with(syntax.first_marks)):
         yield from _read_block(syntax, reader, parts)
     while True:
-        if (found := first_of(reader.rest, syntax.marks)) is not None:
-            parts.text(reader.take(found[0]))
-            yield from _read_block(syntax, reader, parts)
-            continue
         length = len(reader.rest)
-        if not reader.has_ended:
-            length -= held_back(reader.rest, syntax.marks)
+        if begins.search(reader.rest):
+            if (found := first_of(reader.rest, syntax.marks)) is not None:
+                parts.text(reader.take(found[0]))
+                yield from _read_block(syntax, reader, parts)
+                continue
+            if not reader.has_ended:
+                length -= held_back(reader.rest, syntax.marks)
         parts.text(reader.take(length))
         if reader.has_ended:
             return

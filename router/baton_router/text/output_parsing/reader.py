@@ -134,9 +134,20 @@ def without(marks: Sequence[str], last: str) -> re.Pattern[str]:
     )
 
 
+@functools.cache
+def beginnings(marks: Sequence[str]) -> re.Pattern[str]:
+    """Returns a pattern of the characters with which marks begin."""
+    return re.compile(f"[{''.join(re.escape(mark[0]) for mark in marks)}]" if marks else "(?!)")
+
+
 def first_of(text: str, marks: Sequence[str]) -> tuple[int, str] | None:
     """Returns where the first of `marks` is in `text`, and the mark; None: there is none."""
-    return min(((at, mark) for mark in marks if (at := text.find(mark)) >= 0), default=None)
+    found = None
+    for mark in marks:
+        at = text.find(mark)
+        if at >= 0 and (found is None or at < found[0]):
+            found = at, mark
+    return found
 
 
 def held_back(text: str, marks: Sequence[str]) -> int:

@@ -99,8 +99,10 @@ def _read_value(reader: Reader, show: Callable[[str], None]) -> Steps[None]:
     if (yield from reader.begins_with(["\n"])):
         yield from reader.literal("\n")
     while (end := reader.rest.find(_END)) < 0:
-        length = len(reader.rest) - held_back(reader.rest, [_END])
-        if reader.rest[:length].endswith("\n"):
+        length = len(reader.rest)
+        if "<" in reader.rest:
+            length -= held_back(reader.rest, [_END])
+        if reader.rest.endswith("\n", 0, length):
             length -= 1
         show(reader.take(length))
         yield from reader.more()

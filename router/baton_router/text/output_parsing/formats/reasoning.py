@@ -12,6 +12,7 @@ from baton_router.text.output_parsing.reader import (
     Plain,
     Reader,
     Steps,
+    beginnings,
     first_of,
     held_back,
     without,
@@ -76,17 +77,21 @@ class MarkedReasoning:
         splits = parts.is_reasoning
         show = parts.reasoning if splits else parts.text
         all_marks = (self.closing, *marks)
+        begins, has_mark = beginnings(all_marks), False
         plain = Plain(without(all_marks, r"\n"), Reasoning) if splits else None
-        has_mark = False
-        while (end := reader.rest.find(self.closing)) < 0:
+        while True:
+            length = len(reader.rest)
             if reader.has_ended:
-                show(reader.take(len(reader.rest)))
+                show(reader.take(length))
                 return reader.release()
-            if not has_mark and (found := first_of(reader.rest, marks)) is not None:
-                has_mark = True
-                show(reader.take(found[0]))
-                reader.keep()
-            length = len(reader.rest) - held_back(reader.rest, all_marks)
+            if begins.search(reader.rest):
+                if (end := reader.rest.find(self.closing)) >= 0:
+                    break
+                if not has_mark and (found := first_of(reader.rest, marks)) is not None:
+                    has_mark = True
+                    show(reader.take(found[0]))
+                    reader.keep()
+                length = len(reader.rest) - held_back(reader.rest, all_marks)
             show(reader.take(len(reader.rest[:length].rstrip("\n")) if splits else length))
             reader.plain = None if reader.rest or has_mark else plain
             yield
