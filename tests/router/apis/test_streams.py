@@ -1,5 +1,6 @@
 """Streams over HTTP: never silent, with the usage so far, and equal to the whole answer."""
 
+import asyncio
 import itertools
 import json
 import random
@@ -11,6 +12,7 @@ import pytest
 
 from baton.v1 import prefill_pb2
 from baton_router.apis.answers.answer_writer import AnswerStart, AnswerWriter
+from baton_router.apis.answers.keep_alive import KeepAlive
 from baton_router.apis.answers.sequence_reader import Reader, SequenceDelta
 from baton_router.apis.anthropic.writer import MessageWriter
 from baton_router.apis.openai.choice_formats import ChatShape
@@ -71,6 +73,33 @@ async def test_stream_is_kept_alive_while_it_is_silent(path):
     assert answer.status_code == 200
     assert all(cue.event.is_set() for cue in cues)
     assert LASTS[path] in answer.text.strip().split("\n\n")[-1]
+
+
+async def test_keep_alive_sends_one_piece_at_a_time():
+    pieces: list[bytes] = []
+    is_read = asyncio.Event()
+
+    async def send(message: Any) -> None:
+        pieces.append(message["body"])
+        await is_read.wait()
+
+    async with KeepAlive(send, COMMENT, 1000.0) as alive:
+        for _ in range(3):  # the first looks back at the headers
+            alive.tick()
+            await asyncio.sleep(0)
+        assert pieces == [COMMENT]
+        is_read.set()
+        await asyncio.sleep(0)
+        alive.has_sent = True
+        for expected in (1, 2):
+            alive.tick()
+            await asyncio.sleep(0)
+            assert len(pieces) == expected
+        is_read.clear()
+        alive.tick()
+        await asyncio.sleep(0)
+    assert len(pieces) == 3
+    assert len(asyncio.all_tasks()) == 1
 
 
 async def test_keep_alive_before_the_message_is_left_out_by_clients(model):

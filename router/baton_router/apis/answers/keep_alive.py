@@ -29,7 +29,7 @@ class KeepAlive:
         self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
-        self._timer = self._loop.call_later(self._seconds, self._tick)
+        self._timer = self._loop.call_later(self._seconds, self.tick)
         return self
 
     async def __aexit__(
@@ -44,10 +44,11 @@ class KeepAlive:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
+        """Sends the piece if nothing was sent since the last tick; called by the timer."""
         # A client that does not read has enough to read.
         is_sending = self._sending is not None and not self._sending.done()
         if not (self.has_sent or is_sending):
             self._sending = asyncio.ensure_future(self._send(self._message))
         self.has_sent = False
-        self._timer = self._loop.call_later(self._seconds, self._tick)
+        self._timer = self._loop.call_later(self._seconds, self.tick)

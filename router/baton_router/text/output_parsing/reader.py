@@ -45,9 +45,9 @@ class Reader:
         plain: pieces that need not be read, until another one arrives; None: there are none.
     """
 
-    def __init__(self, rest: str = "", *, has_ended: bool = False) -> None:
-        self.rest = rest
-        self.has_ended = has_ended
+    def __init__(self) -> None:
+        self.rest = ""
+        self.has_ended = False
         self.plain: Plain | None = None
         self._kept: list[str] | None = None
 
