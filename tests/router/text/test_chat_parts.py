@@ -120,9 +120,8 @@ async def test_chat_splits_reasoning_from_content(model):
     assert message.content == "It rains."
     assert message.reasoning_content == "The user asks for Oslo: é 漢."
     assert answer.choices[0].finish_reason == "stop"
-    num_tokens = len(ids_of("The user asks for Oslo: é 漢.", model))
-    counted = answer.usage.completion_tokens_details.reasoning_tokens
-    assert num_tokens <= counted < num_tokens + 8  # with those beside it in a message
+    num_tokens = len(ids_of("\nThe user asks for Oslo: é 漢.\n", model))  # between the marks
+    assert answer.usage.completion_tokens_details.reasoning_tokens == num_tokens
 
 
 async def test_chat_without_formats_shows_what_model_wrote():
@@ -145,6 +144,26 @@ async def test_cut_off_answer_ends_by_length_with_its_rest(model):
         assert message["reason"] == "length"
         assert message["content"].strip() == "It <tool_c"
         assert len(message["calls"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "reason"),
+    [
+        (OSLO[:30], [], "length"),
+        (OSLO[:60], [("weather", '{"city": "Oslo ')], "length"),
+        (OSLO.replace("weather", "rain"), [("rain", '{"city": "Oslo 漢"}')], "tool_calls"),
+        ('<tool_call>{"name": "time"}</tool_call>', [("time", "{}")], "tool_calls"),
+        (f"<think>I call {NOW} or\n{OSLO}", [("weather", '{"city": "Oslo 漢"}')], "tool_calls"),
+    ],
+    ids=["cut before arguments", "cut within them", "unknown", "no arguments", "open thought"],
+)
+async def test_marks_of_a_call_are_never_content(model, text, calls, reason):
+    ending = pb.FINISH_REASON_LENGTH if reason == "length" else pb.FINISH_REASON_END_OF_SEQUENCE
+    for stream in (False, True):
+        answer = await ask(model, text, 1, stream=stream, reason=ending)
+        message = without_ids(joined(answer) if stream else whole(answer))
+        assert (message["content"], message["calls"]) == ("", calls)
+        assert message["reason"] == reason
 
 
 async def test_chat_scores_every_token_of_a_call(model):
