@@ -398,8 +398,10 @@ async def test_message_accepts_hints_without_effect(model):
             },
             "messages[0].content[0].tool_use_id",
         ),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
-        ({"tools": [{**WEATHER, "name": "a b"}]}, "tools[0].name"),
+        (
+            {"tools": [{"type": "bash_20250124", "name": "bash"}, {**WEATHER, "name": "a b"}]},
+            "tools[1].name",
+        ),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         (
             {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}},

@@ -175,6 +175,53 @@ async def test_reasoning_effort_reaches_the_template(model):
     assert "effort: high" in prompt
 
 
+# As Codex sends functions of agents and of MCP servers: in namespaces.
+CLOCK: Any = {
+    "type": "namespace",
+    "name": "mcp/clock",
+    "description": "Tells the time.",
+    "tools": [TIME, {"type": "custom", "name": "patch"}],
+}
+CLOCK_CALL = NOW.replace("time", "mcp_clock__time")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_function_of_namespace_is_called_and_comes_back_in_it(model, stream):
+    answer = await ask(model, f"{CLOCK_CALL}\n{NOW}", tools=[TIME, CLOCK], stream=stream)
+    response = answer[-1].response if stream else answer
+    calls = [(call.name, call.namespace) for call in response.output]
+    assert calls == [("time", "mcp/clock"), ("time", None)]
+    assert [tool.type for tool in response.tools] == ["function", "namespace"]
+    if stream:
+        items = [e.item for e in answer if e.type.startswith("response.output_item.")]
+        assert [item.namespace for item in items] == ["mcp/clock"] * 2 + [None] * 2
+        names = [e.name for e in answer if e.type == "response.function_call_arguments.done"]
+        assert names == ["time", "time"]
+
+
+async def test_functions_of_namespaces_have_names_of_their_own(model):
+    taken = {**TIME, "name": "mcp_clock__time"}
+    prompt = await prompt_of(
+        model,
+        tools=[CLOCK, taken, TIME],
+        input=[
+            {"role": "user", "content": QUESTION},
+            {
+                "type": "function_call",
+                "call_id": "call_1",
+                "name": "time",
+                "namespace": "mcp/clock",
+                "arguments": "{}",
+            },
+            {"type": "function_call_output", "call_id": "call_1", "output": "Noon."},
+        ],
+    )
+    described, *_ = prompt.split("<|im_end|>")
+    for name in ("mcp_clock__time_2", "mcp_clock__time", "time"):
+        assert described.count(f'"name": "{name}"') == 1
+    assert "calls mcp_clock__time_2" in prompt
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -183,8 +230,7 @@ async def test_reasoning_effort_reaches_the_template(model):
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"truncation": "auto"}, "truncation"),
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": [WEATHER, {"type": "mcp", "server_label": "x"}]}, "tools[1].type"),
+        ({"tools": [WEATHER, {**TIME, "async": True}]}, "tools[1].async"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
         ({"input": []}, "input"),
         ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
@@ -209,7 +255,22 @@ async def test_reasoning_effort_reaches_the_template(model):
             {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "other"}},
             "tool_choice",
         ),
-        ({"tools": [{**WEATHER, "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [{"type": "web_search"}, {**WEATHER, "name": "a b"}]}, "tools[1].name"),
+        (
+            {
+                "tools": [
+                    WEATHER,
+                    {"type": "web_search"},
+                    {"type": "namespace", "name": "n", "tools": [TIME, {**TIME, "name": "a b"}]},
+                ],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "function", "name": "a b", "namespace": "n"}],
+                },
+            },
+            "tools[2].tools[1].name",
+        ),
     ],
 )
 async def test_front_refuses_bad_response_by_name_of_field(model, body, param):

@@ -2,6 +2,7 @@
 fields in errors."""
 
 import json
+import re
 from collections.abc import Sequence
 
 from baton.errors import InvalidArgumentError
@@ -28,7 +29,7 @@ from baton_router.apis.anthropic.schemas import (
 )
 from baton_router.apis.anthropic.schemas import ToolChoice as OneTool
 from baton_router.apis.edge.body.field_names import FieldNames
-from baton_router.apis.openai.conversation import joined_texts, with_options
+from baton_router.apis.openai.conversation import joined_texts, tool_index, with_options
 from baton_router.apis.openai.schemas import (
     ChatOptions,
     Function,
@@ -45,7 +46,10 @@ from baton_router.call.generate_call import GivenImage, ToolCall, Turn
 MESSAGES = FieldNames(
     {
         r"input(\.chat.*)?$": "messages",
-        r"parsing\.tools(\[\d+\])\.parameters_json_schema": r"tools\1.input_schema",
+        r"parsing\.tools\[(\d+)\]\.parameters_json_schema": lambda body, match: (
+            f"{_place(body, match)}.input_schema"
+        ),
+        r"parsing\.tools\[(\d+)\]": lambda body, match: _place(body, match),
         r"parsing\.tools": "tools",
         r"parsing\.tool_(choice|name)": "tool_choice",
         r"parsing\.max_reasoning_tokens": "thinking.budget_tokens",
@@ -78,7 +82,7 @@ def prompt_options(body: Conversation) -> Json:
     """Returns the options that make the prompt, and those about tools and thinking."""
     fields: Json = {
         "model": body.model,
-        "tools": [Tool("function", _function(tool)) for tool in body.tools],
+        "tools": [tool and Tool("function", _function(tool)) for tool in body.tools],
         "tool_choice": _tool_choice(body),
         "parallel_tool_calls": not body.tool_choice.disable_parallel_tool_use,
         "reasoning_effort": body.output_config.effort,
@@ -225,6 +229,11 @@ def _arguments(block: ToolUse) -> str:
 
 def _text(content: str | Sequence[TextBlock]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _place(body: Conversation, match: re.Match[str]) -> str:
+    """Returns the path of a tool in the request, by its index among those of the call."""
+    return f"tools[{tool_index(ChatOptions(**prompt_options(body)), match)}]"
 
 
 def _function(tool: CustomTool) -> Function:

@@ -112,7 +112,8 @@ class Message(_Schema, frozen=True):
 
 
 class CustomTool(_Schema, frozen=True, kw_only=True):
-    """Tool that the client runs; the only type of tools here."""
+    """Tool that the client runs. Lists of tools have None in the place of a tool of another type,
+    which is left out (`other_tools`)."""
 
     type: Literal["custom"] | None = None
     name: str
@@ -173,10 +174,12 @@ class OutputConfig(_Schema, frozen=True):
 class Conversation(_Schema, frozen=True, kw_only=True):
     """Conversation and tools: the request body of `/v1/messages/count_tokens`."""
 
+    tool_types: ClassVar[frozenset[str]] = frozenset({"custom"})
+
     messages: list[Message]
     model: str = ""
     system: str | list[TextBlock] = ""
-    tools: list[CustomTool] = []
+    tools: list[CustomTool | None] = []
     tool_choice: AutoChoice | AnyChoice | ToolChoice | NoChoice = AutoChoice()
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()

@@ -1,5 +1,6 @@
 """Conversations and tools of chat completions, as calls of the router have them."""
 
+import re
 from collections.abc import Sequence
 
 from baton.errors import InvalidArgumentError
@@ -36,7 +37,7 @@ def with_options(
 ) -> Conversation:
     """Returns the conversation of these turns, with tools and variables; the other arguments are
     its. Raises `InvalidArgumentError`."""
-    tools = list(map(_tool, _tools(options)))
+    tools = [_tool(tool) for _, tool in _tools(options)]
     effort = options.reasoning_effort
     return Conversation(turns, tools, options.chat_template_kwargs, effort, are_items, merges_turns)
 
@@ -94,7 +95,7 @@ def parsing_of(
         return None
     named = options.tool_choice.function.name if isinstance(options.tool_choice, NamedTool) else ""
     return ParsingOptions(
-        tuple(map(_tool, tools)),
+        tuple(_tool(tool) for _, tool in tools),
         choice,
         named,
         not options.parallel_tool_calls,
@@ -103,14 +104,22 @@ def parsing_of(
     )
 
 
-def _tools(options: ChatOptions) -> Sequence[OpenAITool]:
-    """Returns the tools that the model may call."""
+def tool_index(options: ChatOptions, match: re.Match[str]) -> int:
+    """Returns the index in the request of the tool whose index among those of the call is the first
+    group of `match`."""
+    index, _ = _tools(options)[int(match[1])]
+    return index
+
+
+def _tools(options: ChatOptions) -> Sequence[tuple[int, OpenAITool]]:
+    """Returns the tools that the model may call, each with its index in the request."""
     if options.tool_choice == "none":
         return ()
+    tools = [(at, tool) for at, tool in enumerate(options.tools) if tool is not None]
     if not isinstance(options.tool_choice, AllowedTools):
-        return options.tools
+        return tools
     names = [tool.function.name for tool in options.tool_choice.allowed_tools.tools]
-    known = {tool.function.name for tool in options.tools}
+    known = {tool.function.name for _, tool in tools}
     for at, name in enumerate(names):
         if name not in known:
             raise InvalidArgumentError(
@@ -118,7 +127,7 @@ def _tools(options: ChatOptions) -> Sequence[OpenAITool]:
                 f"is {name!r}; must be the name of one of the tools",
             )
     allowed = set(names)
-    return [tool for tool in options.tools if tool.function.name in allowed]
+    return [(at, tool) for at, tool in tools if tool.function.name in allowed]
 
 
 def _choice(options: ChatOptions) -> Choice:

@@ -1,14 +1,24 @@
 """Names of fields of OpenAI's API in errors."""
 
+import re
+
 from baton_router.apis.edge.body.field_names import FieldNames, Names
+from baton_router.apis.openai.conversation import tool_index
 from baton_router.apis.openai.schemas import ChatRequest, ScoreRequest
 from baton_router.apis.openai.structured_outputs import field_of_grammar
 
-_SAMPLING: Names = {r"sampling\.grammar.*": field_of_grammar, r"sampling\.": ""}
+_SAMPLING: Names = {
+    r"sampling\.grammar.*": lambda body, _: field_of_grammar(body),
+    r"sampling\.": "",
+}
 
 
-def _max_tokens(body: ChatRequest) -> str:
+def _max_tokens(body: ChatRequest, _match: re.Match[str]) -> str:
     return "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+
+
+def _function(body: ChatRequest, match: re.Match[str]) -> str:
+    return f"tools[{tool_index(body, match)}].function"
 
 
 def score_fields(body: ScoreRequest) -> tuple[str, str]:
@@ -27,8 +37,10 @@ CHAT_COMPLETIONS = FieldNames(
     {
         r"input\.text": "prompt",  # of /tokenize
         r"input(\.chat)?(\.messages)?": "messages",
-        r"parsing\.tools(\[\d+\])\.parameters_json_schema": r"tools\1.function.parameters",
-        r"parsing\.tools(\[\d+\])\.": r"tools\1.function.",
+        r"parsing\.tools\[(\d+)\]\.parameters_json_schema": lambda body, match: (
+            f"{_function(body, match)}.parameters"
+        ),
+        r"parsing\.tools\[(\d+)\]": _function,
         r"parsing\.tools": "tools",
         r"parsing\.tool_(choice|name)": "tool_choice",
         r"parsing\.max_reasoning_tokens": "thinking_token_budget",
@@ -40,7 +52,7 @@ CHAT_COMPLETIONS = FieldNames(
 EMBEDDINGS = FieldNames({r"inputs((?:\[\d+\])*)(\.\w+)?$": r"input\1"})
 SCORES = FieldNames(
     {
-        r"pairs(\[\d+\])?\.first$": lambda body: score_fields(body)[0],
-        r"pairs(\[\d+\])?(\.second)?$": lambda body: score_fields(body)[1],
+        r"pairs(\[\d+\])?\.first$": lambda body, _: score_fields(body)[0],
+        r"pairs(\[\d+\])?(\.second)?$": lambda body, _: score_fields(body)[1],
     }
 )

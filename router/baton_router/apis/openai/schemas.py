@@ -5,7 +5,7 @@ Unknown fields of a request and of its messages are left to
 absent field. Bounds are not checked here but with every request's (`baton.sampling`).
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct, field
 
@@ -231,6 +231,9 @@ class Function(_Schema, frozen=True):
 
 
 class Tool(_Schema, frozen=True):
+    """Tool that the client runs. Lists of tools have None in the place of a tool of another type,
+    which is left out (`other_tools`)."""
+
     type: Literal["function"]
     function: Function
 
@@ -267,10 +270,12 @@ class ChatOptions(GenerationRequest, frozen=True, kw_only=True):
         thinking_token_budget: maximum tokens of reasoning, after which it is ended.
     """
 
+    tool_types: ClassVar[frozenset[str]] = frozenset({"function"})
+
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
-    tools: list[Tool] = []
+    tools: list[Tool | None] = []
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
@@ -294,12 +299,14 @@ class TokenizeRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=
         add_special_tokens: of a prompt; the chat template adds those of a conversation.
     """
 
+    tool_types: ClassVar[frozenset[str]] = ChatOptions.tool_types
+
     model: str = ""
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
-    tools: list[Tool] = []
+    tools: list[Tool | None] = []
     chat_template_kwargs: JsonObject = {}
     add_generation_prompt: Literal[True] = True
     continue_final_message: Literal[False] = False

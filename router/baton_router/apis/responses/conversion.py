@@ -1,6 +1,7 @@
 """Conversion of Responses requests to conversations and options of chat completions, and names of
 fields in errors."""
 
+import re
 from collections.abc import Sequence
 from typing import TypeGuard
 
@@ -8,7 +9,7 @@ from baton.errors import InvalidArgumentError
 from baton_router.apis.answers.answer_writer import Json
 from baton_router.apis.edge.body.bodies import convert
 from baton_router.apis.edge.body.field_names import FieldNames
-from baton_router.apis.openai.conversation import joined_texts, with_options
+from baton_router.apis.openai.conversation import joined_texts, tool_index, with_options
 from baton_router.apis.openai.schemas import (
     AllowedTools,
     ChatOptions,
@@ -23,6 +24,7 @@ from baton_router.apis.openai.schemas import (
     Tool,
     ToolChoice,
 )
+from baton_router.apis.responses.functions import Functions
 from baton_router.apis.responses.schemas import (
     AllowedFunctions,
     AnyObject,
@@ -49,7 +51,10 @@ _RULES = ("system", "developer")
 RESPONSES = FieldNames(
     {
         r"input\.chat.*": "input",
-        r"parsing\.tools(\[\d+\])\.parameters_json_schema": r"tools\1.parameters",
+        r"parsing\.tools\[(\d+)\]\.parameters_json_schema": lambda body, match: (
+            f"{_place(body, match)}.parameters"
+        ),
+        r"parsing\.tools\[(\d+)\]": lambda body, match: _place(body, match),
         r"parsing\.tools": "tools",
         r"parsing\.tool_(choice|name)": "tool_choice",
         r"parsing\.template_variables": "chat_template_kwargs",
@@ -73,11 +78,16 @@ def items_of(body: ResponsesRequest) -> list[Json]:
 
 
 def conversation_of(
-    options: ChatOptions, body: ResponsesRequest, earlier: Sequence[Json], given: Sequence[Json]
+    options: ChatOptions,
+    body: ResponsesRequest,
+    functions: Functions,
+    earlier: Sequence[Json],
+    given: Sequence[Json],
 ) -> Conversation:
     """Returns the conversation of items.
 
     Args:
+        functions: of the request.
         earlier: items of the previous response's conversation, and of its output.
         given: items of the input.
 
@@ -92,13 +102,13 @@ def conversation_of(
     leads = True
     for item, place in zip([*before, *items], places, strict=True):
         leads = leads and isinstance(item, Message) and item.role in _RULES
-        turn = _turn(item, place, leads=leads)
+        turn = _turn(item, place, functions, leads=leads)
         if turn is not None:
             turns.append(turn)
     return with_options(turns, options, are_items=True)
 
 
-def options_of(body: ResponsesRequest) -> ChatOptions:
+def options_of(body: ResponsesRequest, functions: Functions) -> ChatOptions:
     """Returns the rest of the request as options of a chat completion."""
     return ChatOptions(
         model=body.model,
@@ -116,10 +126,10 @@ def options_of(body: ResponsesRequest) -> ChatOptions:
         ignore_eos=body.ignore_eos,
         response_format=_response_format(body.text),
         tools=[
-            Tool("function", Function(tool.name, tool.description, tool.parameters, tool.strict))
-            for tool in body.tools
+            Tool("function", Function(f.name, f.tool.description, f.tool.parameters, f.tool.strict))
+            for f in functions.all
         ],
-        tool_choice=_tool_choice(body),
+        tool_choice=_tool_choice(body, functions),
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=body.reasoning.effort,
         chat_template_kwargs=body.chat_template_kwargs,
@@ -145,14 +155,15 @@ def _is_whole_call(item: Item) -> TypeGuard[FunctionCallItem]:
     return isinstance(item, FunctionCallItem) and item.status != "incomplete"
 
 
-def _turn(item: Item, place: str, *, leads: bool) -> Turn | None:
+def _turn(item: Item, place: str, functions: Functions, *, leads: bool) -> Turn | None:
     """Returns the turn of an item at `place` of the request; None if the model gets nothing of it.
     `leads`: it is one of the instructions that the conversation begins with."""
     match item:
         case FunctionCallItem(status="incomplete"):
             return None  # its arguments end somewhere
         case FunctionCallItem():
-            call = ToolCall(item.call_id, item.name, item.arguments)
+            name = functions.name_of(item.namespace, item.name)
+            call = ToolCall(item.call_id, name, item.arguments)
             return Turn("assistant", tool_calls=(call,))
         case FunctionCallOutput():
             parts = _parts(item.output, f"{place}.output")
@@ -202,16 +213,23 @@ def _response_format(text: TextOptions) -> ResponseFormat | None:
     return ObjectFormat() if isinstance(given, AnyObject) else None
 
 
-def _tool_choice(body: ResponsesRequest) -> ToolChoice:
+def _tool_choice(body: ResponsesRequest, functions: Functions) -> ToolChoice:
     choice = body.tool_choice
     if isinstance(choice, NamedFunction):
-        return _named(choice)
+        return _named(choice, functions)
     if isinstance(choice, AllowedFunctions):
         return AllowedTools(
-            allowed_tools=SomeTools(choice.mode, [_named(tool) for tool in choice.tools])
+            allowed_tools=SomeTools(choice.mode, [_named(tool, functions) for tool in choice.tools])
         )
     return choice
 
 
-def _named(function: NamedFunction) -> NamedTool:
-    return NamedTool(function=FunctionName(function.name))
+def _named(function: NamedFunction, functions: Functions) -> NamedTool:
+    name = functions.name_of(function.namespace, function.name)
+    return NamedTool(function=FunctionName(name))
+
+
+def _place(body: ResponsesRequest, match: re.Match[str]) -> str:
+    """Returns the path of a function in the request, by its index among those of the call."""
+    functions = Functions(body.tools)
+    return functions.all[tool_index(options_of(body, functions), match)].place

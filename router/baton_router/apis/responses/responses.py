@@ -11,6 +11,7 @@ from baton_router.apis.answers.answer_writer import Json, encoded
 from baton_router.apis.answers.http_call import HttpCall
 from baton_router.apis.openai.generations import Generations
 from baton_router.apis.responses.conversion import conversation_of, items_of, options_of
+from baton_router.apis.responses.functions import Functions
 from baton_router.apis.responses.schemas import ResponsesRequest
 from baton_router.apis.responses.store import ResponseStore
 from baton_router.apis.responses.writer import ResponseWriter
@@ -38,14 +39,15 @@ class Responses:
         given = items_of(body)
         earlier = await self._items_before(body, caller)
         num_items = len(earlier) + len(given)
-        options = options_of(body)
+        functions = Functions(body.tools)
+        options = options_of(body, functions)
         conversation = await in_thread_if_long(
-            num_items, conversation_of, options, body, earlier, given
+            num_items, conversation_of, options, body, functions, earlier, given
         )
         save = None
         if body.store and self._store.is_on:
             save = partial(self._save, self._tenants.of(caller).name, [*earlier, *given])
-        writer_of = partial(ResponseWriter, body, save)
+        writer_of = partial(ResponseWriter, body, functions, save)
         return await self._generations.answer(options, conversation, caller, writer_of)
 
     async def get(self, response_id: str, caller: Caller) -> bytes:

@@ -57,6 +57,7 @@ class FunctionCallItem(_Item, frozen=True, tag="function_call"):
     call_id: str
     name: str
     arguments: str = ""
+    namespace: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
 
@@ -75,7 +76,8 @@ Item = Message | FunctionCallItem | FunctionCallOutput | ReasoningItem
 
 
 class FunctionTool(_Schema, frozen=True, tag_field="type", tag="function"):
-    """Function that the model may call; the only type of tools here."""
+    """Function that the model may call. Lists of tools have None in the place of a tool of another
+    type, which is left out (`other_tools`)."""
 
     name: str
     description: str | None = None
@@ -83,8 +85,17 @@ class FunctionTool(_Schema, frozen=True, tag_field="type", tag="function"):
     strict: bool | None = None
 
 
+class Namespace(_Schema, frozen=True, tag_field="type", tag="namespace"):
+    """Functions that share a namespace, in which their calls come back."""
+
+    name: str
+    description: str | None = None
+    tools: list[FunctionTool | None] = []
+
+
 class NamedFunction(_Schema, frozen=True, tag_field="type", tag="function"):
     name: str
+    namespace: str | None = None
 
 
 class AllowedFunctions(_Schema, frozen=True, tag_field="type", tag="allowed_tools"):
@@ -124,6 +135,7 @@ class ResponsesRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields
 
     # So fields of chat completions that are unknown here are refused.
     becomes: ClassVar[type[Struct]] = ChatRequest
+    tool_types: ClassVar[frozenset[str]] = frozenset({"function", "namespace"})
 
     input: str | list[Any]
     model: str = ""
@@ -133,7 +145,7 @@ class ResponsesRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields
     max_output_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
-    tools: list[FunctionTool] = []
+    tools: list[FunctionTool | Namespace | None] = []
     tool_choice: Literal["auto", "none", "required"] | NamedFunction | AllowedFunctions = "auto"
     parallel_tool_calls: bool = True
     text: TextOptions = TextOptions()

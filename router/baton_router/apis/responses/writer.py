@@ -9,6 +9,7 @@ from baton_router.apis.answers.answer_writer import COMMENT, AnswerStart, Json, 
 from baton_router.apis.answers.blocks import Block, BlockDelta, Blocks, BlockStart, Change, Kind
 from baton_router.apis.answers.sequence_reader import SequenceDelta
 from baton_router.apis.edge.errors import Failure
+from baton_router.apis.responses.functions import Functions
 from baton_router.apis.responses.schemas import ResponsesRequest
 from baton_router.apis.responses.store import new_response_id
 
@@ -27,14 +28,18 @@ class ResponseWriter:
     """Writer of one response, an `AnswerWriter`.
 
     Args:
+        functions: of the request.
         save: stores the response once it has ended; None: it is not to be stored.
     """
 
     keep_alive = COMMENT
     opens_with_usage = False
 
-    def __init__(self, body: ResponsesRequest, save: Save | None, start: AnswerStart) -> None:
+    def __init__(
+        self, body: ResponsesRequest, functions: Functions, save: Save | None, start: AnswerStart
+    ) -> None:
         self._body = body
+        self._functions = functions
         self._start = start
         self._save = save
         self._id = new_response_id(start.request_id)
@@ -109,7 +114,7 @@ class ResponseWriter:
             "temperature": body.temperature,
             "text": {"format": msgspec.to_builtins(body.text.format)},
             "tool_choice": msgspec.to_builtins(body.tool_choice),
-            "tools": msgspec.to_builtins(body.tools),
+            "tools": msgspec.to_builtins([tool for tool in body.tools if tool is not None]),
             "top_logprobs": 0,
             "top_p": body.top_p,
             "truncation": body.truncation,
@@ -128,8 +133,13 @@ class ResponseWriter:
         item: Json = {"id": self._item_id(block), "type": "message", "status": status}
         if block.kind == "call":
             arguments = "" if is_new else block.content
-            call = {"call_id": block.call_id, "name": block.name, "arguments": arguments}
-            return {**item, "type": "function_call", **call}
+            call = {"call_id": block.call_id, "arguments": arguments}
+            return {
+                **item,
+                "type": "function_call",
+                **call,
+                **self._functions.fields_of(block.name),
+            }
         content = [] if is_new else [_part(block.kind, block.content)]
         if block.kind == "reasoning":
             return {**item, "type": "reasoning", "summary": [], "content": content}
@@ -177,7 +187,8 @@ class ResponseWriter:
 
     def _ended(self, block: Block, place: Json) -> bytes:
         if block.kind == "call":
-            fields: Json = {"name": block.name, "arguments": block.content}
+            name = self._functions.fields_of(block.name)["name"]
+            fields: Json = {"name": name, "arguments": block.content}
         elif block.kind == "text":
             fields = {"text": block.content, "logprobs": []}
         else:

@@ -19,6 +19,7 @@ from baton.errors import InvalidArgumentError, OverloadedError
 from baton.serving.bounds import Bounds
 from baton.serving.grpc.large_requests import LARGE_BYTES, LargeRequests, Share
 from baton_router.apis.edge.body.objects import objects_of, without_nulls
+from baton_router.apis.edge.body.other_tools import served_tools
 from baton_router.apis.edge.body.structure import PIECE_BYTES, Structure
 from baton_router.apis.edge.body.unknown_fields import Unknown, UnknownFields, find_unknown
 from baton_router.apis.edge.errors import (
@@ -155,10 +156,14 @@ def parse(
     content = _read_json(body)
     if not isinstance(content, dict):
         raise InvalidArgumentError("body", "must be a JSON object")
-    request: _Schema = convert(content, schema)
+    kept = dict(content)
+    types = getattr(schema, "tool_types", None)
+    if types is not None and isinstance(kept.get("tools"), list):
+        kept["tools"] = served_tools(kept["tools"], types, unknown)
+    request: _Schema = convert(kept, schema)
     if _count_keys(content) < num_keys:
         raise _double_key(body)
-    unknown += find_unknown(content, schema)
+    unknown += find_unknown(kept, schema)
     return request
 
 

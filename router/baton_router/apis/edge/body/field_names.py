@@ -10,8 +10,9 @@ from typing import Any
 
 from baton.errors import InvalidArgumentError
 
-Names = Mapping[str, str | Callable[[Any], str]]
-"""Names by pattern; a function of the request's body where the name depends on its fields."""
+Names = Mapping[str, str | Callable[[Any, re.Match[str]], str]]
+"""Names by pattern; a function of the request's body and the match where the name depends on the
+body's fields."""
 
 InTerms = Callable[[InvalidArgumentError], InvalidArgumentError]
 """Function that returns an error in the terms of the request's API."""
@@ -27,7 +28,7 @@ class FieldNames:
         """Returns the error of the request with this body in the terms of the API."""
         for pattern, name in self._names:
             if match := pattern.match(error.field):
-                their_name = match.expand(name if isinstance(name, str) else name(body))
+                their_name = match.expand(name) if isinstance(name, str) else name(body, match)
                 rest = error.field[match.end() :]
                 return error.named(their_name + rest, error.problem.replace("sampling.", ""))
         return error
