@@ -5,6 +5,7 @@ generator when the client disconnects.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -30,6 +31,8 @@ from baton_router.text.model_card import ModelCard
 # Number of received tokens from which a thread makes their text. Bytes that are no characters are
 # the slowest, at 3 to 30 us a token; fewer tokens stop the event loop for less than 10 ms.
 _THREAD_FROM_TOKENS = 256
+# Field of a worker's error about the schema of a tool.
+_OF_TOOL = re.compile(r"sampling\.grammar\[([^\]]+)\]")
 
 
 class Inference:
@@ -153,6 +156,12 @@ def _naming_tools(
 ) -> InvalidArgumentError:
     """Returns the error of a worker. One about a grammar that the router made of tools names the
     tools: the client has sent no grammar."""
+    named = _OF_TOOL.match(error.field)
+    for at, tool in enumerate(call.parsing.tools if named and call.parsing else ()):
+        if named and tool.name == named[1]:
+            rest = error.field[named.end() :]
+            field = f"parsing.tools[{at}].parameters_json_schema{rest}"
+            return InvalidArgumentError(field, error.problem)
     is_made = request.parsing is not None and call.params.grammar is None
     if is_made and error.field.startswith("sampling.grammar"):
         return InvalidArgumentError("parsing.tools", error.problem)

@@ -309,12 +309,25 @@ async def test_unknown_tool_format_is_refused_with_setting(model, tmp_path):
         await ask(calling_card(folder, None), "It rains.")
 
 
-async def test_schema_that_workers_refuse_is_named_as_tools(model):
-    refusal = InvalidArgumentError("sampling.grammar.ebnf", "is not understood")
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ("sampling.grammar.ebnf", "tools"),
+        (
+            "sampling.grammar[time].properties.zone.pattern",
+            "tools[2].function.parameters.properties.zone.pattern",
+        ),
+    ],
+)
+async def test_schema_that_workers_refuse_is_named_as_tools(model, field, param):
+    refusal = InvalidArgumentError(field, "is not understood")
     workers = [Worker(role, role, [refusal]) for role in ("prefill", "decode")]
     async with front_of(*workers, model=model) as front:
         with pytest.raises(openai.BadRequestError, match="is not understood") as raised:
             await openai_client_of(front).chat.completions.create(
-                model=model.name, messages=USER, tools=TOOLS, tool_choice="required"
+                model=model.name,
+                messages=USER,
+                tools=[TOOLS[0], {"type": "custom"}, TOOLS[1]],
+                tool_choice="required",
             )
-    assert raised.value.param == "tools"
+    assert raised.value.param == param

@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -369,6 +370,63 @@ def test_grammar_takes_schemas_with_keywords_it_cannot_follow(special, name):
     strict = ParsingOptions(tools=[Tool("get", parameters, strict=True)])
     with pytest.raises(InvalidArgumentError, match="Unimplemented keys"):
         special.compile(grammar_of(made, strict))
+    known = {"type": "object", "properties": {"a": {"type": "string", "format": "unheard-of"}}}
+    special.compile(grammar_of(made, ParsingOptions(tools=[Tool("get", known, strict=True)])))
+
+
+# What clients send in schemas of tools, and which part of it no grammar can follow.
+NULLS = {"type": "object", "properties": None, "required": None, "additionalProperties": None}
+LOOK_AHEAD = {"type": "string", "pattern": "^(?!x)[a-z]+$"}
+OVERLAP = {"oneOf": [{"type": "string"}, {"type": "string", "minLength": 2}]}
+UNFOLLOWED: dict[str, tuple[object, str]] = {
+    "a pattern with look-around": (LOOK_AHEAD, ".pattern"),
+    "one in a definition": ({"$ref": "#/$defs/mail"}, "$defs.mail.pattern"),
+    "overlapping alternatives": (OVERLAP, ".oneOf"),
+    "an unknown type": ({"type": ["string", "any"]}, ".type"),
+    "an unknown reference": ({"$ref": "#/$defs/none"}, ".$ref"),
+    "a length that is text": ({"items": {"type": "string", "maxLength": "9"}}, ".items.maxLength"),
+    "a null": ({"type": "string", "maxLength": None}, ".maxLength"),
+    "an unfollowed keyword": ({"not": {"type": "string"}}, ".not"),
+}
+
+
+def tool_with(parameter: object, *, strict: bool = False) -> Tool:
+    """A tool that takes this parameter and one that any grammar can follow."""
+    parameters = {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}, "p": parameter},
+        "required": ["n"],
+        "additionalProperties": False,
+        "$defs": {"mail": LOOK_AHEAD},
+    }
+    return Tool("odd", parameters, strict=strict)
+
+
+@every_format
+def test_unfollowed_schema_leaves_the_others_their_grammar(special, name):
+    tools = [*TOOLS, Tool("empty", NULLS), *(tool_with(p) for p, _ in UNFOLLOWED.values())]
+    tools[3:] = [replace(tool, name=f"odd_{at}") for at, tool in enumerate(tools[3:])]
+    made = special.format(name)
+    text = grammar_of(made, ParsingOptions(tools=tools, choice=Choice.REQUIRED))
+    special.compile(text)
+    if name == "hermes":
+        call = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
+        assert special.allows(text, call.format("odd_0", '{"n": 3, "p": "a"}'))
+        assert not special.allows(text, call.format("odd_0", '{"n": "3"}'))
+        assert not special.allows(text, call.format("odd_1", '{"n": 3, "q": "a"}'))
+        assert not special.allows(text, call.format("get_weather", '{"city": "Oslo"}'))
+
+
+@every_format
+@pytest.mark.parametrize("case", UNFOLLOWED)
+def test_unfollowed_schema_of_a_strict_tool_is_named(special, name, case):
+    parameter, path = UNFOLLOWED[case]
+    tools = [*TOOLS, tool_with(parameter, strict=True)]
+    with pytest.raises(InvalidArgumentError, match="in the strict tool 'odd'") as caught:
+        special.compile(grammar_of(special.format(name), ParsingOptions(tools=tools)))
+    field = caught.value.field
+    assert field.startswith("sampling.grammar[odd]." + ("" if "$defs" in path else "properties.p"))
+    assert field.endswith(path)
 
 
 @every_format
@@ -391,6 +449,8 @@ def test_parameters_with_alternatives_at_top_are_refused(special, name):
     tool = Tool("get", {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, strict=True)
     with pytest.raises(InvalidArgumentError, match="'get' has 'anyOf' at its top"):
         special.format(name).grammar(ParsingOptions(tools=[tool]))
+    loose = ParsingOptions(tools=[replace(tool, strict=False)], choice=Choice.REQUIRED)
+    special.compile(grammar_of(special.format(name), loose))
 
 
 def test_marks_that_are_spelled_out_do_not_begin_a_call(special):

@@ -119,7 +119,7 @@ class GrammarCompiler:
             return _Refusal(self._unusable), False
         result = self._trials.run(grammar)
         if result.problem is not None:
-            return _Refusal(result.problem), result.is_final
+            return _Refusal(result.problem, result.field or _FIELD), result.is_final
         native, num_bytes = result.native, result.num_bytes
         compiled = CompiledGrammar(native, num_bytes, self._vocabulary, self._limits)
         return compiled, num_bytes <= self._cache_bytes // 4
@@ -133,12 +133,13 @@ class GrammarCompiler:
 @dataclass(frozen=True, slots=True)
 class _Refusal:
     problem: str
+    field: str = _FIELD
     num_bytes: int = 0
 
 
 def _unless_refused(outcome: "CompiledGrammar | _Refusal") -> "CompiledGrammar":
-    problem = outcome.problem
-    if problem is not None:
-        raise InvalidArgumentError(_FIELD, problem)
-    assert isinstance(outcome, CompiledGrammar)
+    if isinstance(outcome, _Refusal):
+        raise InvalidArgumentError(outcome.field, outcome.problem)
+    if outcome.problem is not None:
+        raise InvalidArgumentError(_FIELD, outcome.problem)
     return outcome

@@ -21,6 +21,11 @@ from typing import Any, Final
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from baton.engine.executor.grammar.tool_schemas import (
+    ToolSchemaError,
+    without_faults,
+    without_unknown_formats,
+)
 from baton.sampling import Grammar, GrammarKind
 
 # Smaller than the stack of any engine thread, so that a grammar that passes here fits there.
@@ -74,10 +79,12 @@ class TrialResult:
         problem: reason for rejection; None if it is accepted.
         is_final: whether another trial would give the same result, regardless of CPU load.
         num_bytes: memory that compilation takes, in bytes.
+        field: path of what is rejected, of a schema of a tool; empty: the whole grammar.
     """
 
     native: str = ""
     problem: str | None = None
+    field: str = ""
     is_final: bool = True
     num_bytes: int = 0
 
@@ -189,6 +196,12 @@ def _trial_result(
     matcher = LLMatcher(tokenizer, native, log_level=0, limits=limits.native())
     first = matcher.compute_bitmask()
     if matcher.is_error():
+        try:
+            followed = _without_faults(grammar)
+        except ToolSchemaError as error:
+            return TrialResult(problem=reason_of(str(error)), field=error.field)
+        if followed != grammar:
+            return _trial_result(followed, tokenizer, marks, limits)
         return TrialResult(problem=reason_of(matcher.get_error()))
     if warnings := matcher.get_grammar_warnings():
         return TrialResult(problem=reason_of(warnings[0]))
@@ -201,6 +214,14 @@ def _trial_result(
         if result is not None:
             return result
     return TrialResult(native)
+
+
+def _without_faults(grammar: Grammar) -> Grammar:
+    """Returns the grammar without what cannot be followed in its schemas of tools, and need not be.
+    Raises `ToolSchemaError`."""
+    if grammar.kind is not GrammarKind.EBNF:
+        return grammar
+    return Grammar(grammar.kind, without_faults(grammar.text))
 
 
 def _walk(
@@ -238,7 +259,7 @@ def _to_native(grammar: Grammar) -> str:
         match grammar.kind:
             case GrammarKind.JSON_SCHEMA:
                 schema = json.loads(grammar.text, parse_constant=_refuse_constant)
-                root = {"name": "root", "json_schema": schema}
+                root = {"name": "root", "json_schema": without_unknown_formats(schema)}
                 return json.dumps({"grammars": [_lark("start: @root"), root]})
             case GrammarKind.REGEX:
                 _check_regex(grammar.text)

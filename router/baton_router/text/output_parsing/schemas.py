@@ -28,13 +28,15 @@ _UNSUPPORTED: Final = frozenset(
         "uniqueItems",
     }
 )
-_FORMATS: Final = frozenset(
-    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
-)
+_TYPES: Final = frozenset(["array", "boolean", "integer", "null", "number", "object", "string"])
+# Keywords whose value may be null.
+_MAY_BE_NULL: Final = frozenset({"const", "default"})
+# Marks a schema for workers: the tool, the path in its schema, and whether it is strict
+# (`baton.engine.executor.grammar.tool_schemas`). It is the first key.
+MARK: Final = "x-baton"
 _MAPS_OF_SCHEMAS: Final = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMAS: Final = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf")
 _DEFINITIONS: Final = ("$defs", "definitions")
-_TYPES: Final = frozenset(["array", "boolean", "integer", "null", "number", "object", "string"])
 _MAX_DEPTH: Final = 64
 
 
@@ -52,12 +54,13 @@ class Parameter:
 
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:
-    """Returns a schema for the arguments of `tool`. Keywords that no grammar can follow are left
-    out of one that need not be followed strictly; else the worker refuses them."""
+    """Returns a schema for the arguments of `tool`, with the mark for workers. Keywords that no
+    grammar can follow are left out of one that need not be followed strictly, and so are others by
+    the worker; of a strict one it refuses them."""
     schema = dict(tool.parameters or {})
     if not tool.strict:
         schema = _followed(schema)
-    return {**schema, "type": "object"}
+    return {**_mark(tool), **schema, **_mark(tool), "type": "object"}
 
 
 def parameters(tool: Tool) -> list[Parameter] | None:
@@ -65,19 +68,25 @@ def parameters(tool: Tool) -> list[Parameter] | None:
     `InvalidArgumentError` if its schema says more of them than one by one."""
     root = arguments_schema(tool)
     combined = [key for key in ("anyOf", "oneOf", "allOf", "$ref") if key in root]
+    if combined and not tool.strict:
+        return None
     if combined:
         raise InvalidArgumentError(
             "parsing.tools",
             f"the schema of {tool.name!r} has {combined[0]!r} at its top; expected `properties` "
             "alone, since the model's format writes parameters one by one",
         )
-    if not root.get("properties"):
+    properties, required = root.get("properties"), root.get("required") or ()
+    if not isinstance(properties, dict) or not properties:
         return [] if root.get("additionalProperties") is False else None
     shared: dict[str, Any] = {key: root[key] for key in _DEFINITIONS if key in root}
-    required = root.get("required", ())
     return [
-        Parameter(name, shared | (schema if isinstance(schema, dict) else {}), name in required)
-        for name, schema in root["properties"].items()
+        Parameter(
+            name,
+            {**_mark(tool, name), **shared, **(schema if isinstance(schema, dict) else {})},
+            name in required,
+        )
+        for name, schema in properties.items()
     ]
 
 
@@ -158,6 +167,11 @@ def _resolved(reference: str, root: Mapping[str, Any]) -> Any:
     return schema if not begin else None
 
 
+def _mark(tool: Tool, parameter: str = "") -> dict[str, Any]:
+    path = {"path": f"properties.{parameter}"} if parameter else {}
+    return {MARK: {"tool": tool.name, "strict": tool.strict, **path}}
+
+
 def _followed(schema: Any) -> Any:
     """Returns a schema without the keywords that no grammar can follow."""
     if isinstance(schema, list):
@@ -166,10 +180,18 @@ def _followed(schema: Any) -> Any:
         return schema
     followed = {}
     for key, value in schema.items():
-        if key in _UNSUPPORTED or (key == "format" and value not in _FORMATS):
+        is_null = value is None and key not in _MAY_BE_NULL
+        if is_null or key in _UNSUPPORTED or (key == "type" and not _is_type(value)):
             continue
+        if key == "oneOf":  # a grammar cannot tell that only one of them matches
+            key = "anyOf" if "anyOf" not in schema else "oneOf"
         if key in _MAPS_OF_SCHEMAS and isinstance(value, dict):
             followed[key] = {name: _followed(item) for name, item in value.items()}
         else:
             followed[key] = _followed(value) if key in _SCHEMAS else value
     return followed
+
+
+def _is_type(value: Any) -> bool:
+    types = value if isinstance(value, list) else [value]
+    return all(isinstance(name, str) and name in _TYPES for name in types)

@@ -13,6 +13,7 @@ from baton_router.text.output_parsing.lark import Lark
 from baton_router.text.output_parsing.parser import PartCollector
 from baton_router.text.output_parsing.reader import Reader, Steps, held_back
 from baton_router.text.output_parsing.schemas import (
+    MARK,
     Parameter,
     ValueTypes,
     arguments_schema,
@@ -26,7 +27,7 @@ _CALL_END: Final = "</function>"
 _CONSTANTS: Final = {"True": "true", "False": "false", "None": "null"}
 # Keywords that say no more of a string than that it is one.
 _NOTES: Final = frozenset(
-    {"type", "title", "description", "default", "examples", "$defs", "definitions"}
+    {MARK, "type", "title", "description", "default", "examples", "$defs", "definitions"}
 )
 
 
