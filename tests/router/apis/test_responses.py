@@ -1,11 +1,15 @@
 """Tool calls, reasoning and refusals of /v1/responses, as OpenAI's client sees them."""
 
 import json
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import openai
 import pytest
+from redis.asyncio import Redis
 
+from baton.cluster.redis.client import connect
+from baton.cluster.redis.embedded import EmbeddedRedis
 from baton.v1 import inference_pb2 as pb
 from baton_router.text.model_card import ModelCard
 from tests.support.router.front import front_of, openai_client_of
@@ -275,6 +279,76 @@ async def test_functions_of_namespaces_have_names_of_their_own(model):
 )
 async def test_front_refuses_bad_response_by_name_of_field(model, body, param):
     assert (await refusal_of(model, **body)).param == param
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis() as running:
+        yield running
+
+
+@pytest.fixture
+async def redis(server: EmbeddedRedis) -> AsyncIterator[Redis]:
+    client = connect(server.url)
+    yield client
+    await client.aclose()
+
+
+REFERRED = f"{THOUGHT}I look.\n{OSLO}"
+RAIN: Any = {"type": "function_call_output", "output": "Rain."}
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+@pytest.mark.parametrize("has_previous", [False, True])
+async def test_item_reference_stands_for_its_stored_item(model, redis, is_short, has_previous):
+    computing, decoding = writing(REFERRED, model=model)
+    workers = computing, decoding
+    async with front_of(*workers, model=model, responses_ttl=60.0, redis=redis) as front:
+        client = openai_client_of(front)
+        first = await client.responses.create(
+            model=model.name, input=QUESTION, tools=[WEATHER], max_output_tokens=200
+        )
+        assert first.store is True
+        kind = {} if is_short else {"type": "item_reference"}
+        references = [{"id": item.id, **kind} for item in first.output]
+        last = [{**RAIN, "call_id": first.output[-1].call_id}, {"role": "user", "content": "And?"}]
+        user = {"role": "user", "content": QUESTION}
+        ways: list[dict[str, Any]] = [
+            {"input": [user, *first.output, *last]},
+            {"input": [user, *references, *references, *last]},
+        ]
+        if has_previous:
+            ways[1] = {"input": [*references, *last], "previous_response_id": first.id}
+        stored = []
+        for given in ways:
+            answer = await client.responses.create(
+                model=model.name, tools=[WEATHER], max_output_tokens=200, **given
+            )
+            stored.append(answer.id)
+        # So that an answer that begins with a reference can be continued.
+        for answer_id in stored:
+            await client.responses.create(
+                model=model.name, input="x", previous_response_id=answer_id, max_output_tokens=9
+            )
+    _, whole, referred, *continued = computing.requests
+    assert list(whole.token_ids) == list(referred.token_ids)
+    assert list(continued[0].token_ids) == list(continued[1].token_ids)
+    prompt = model.tokenizer.decode(list(referred.token_ids), skip_special_tokens=False)
+    assert prompt.count("calls weather") == 1
+    assert prompt.count("The user asks for Oslo: é 漢.") == 1
+
+
+@pytest.mark.parametrize("item_id", ["msg_1", "rs_{}_0", "msg_{}_0", "{}"])
+async def test_unknown_item_reference_is_not_found(model, redis, item_id):
+    workers = writing("Hello.", model=model)
+    given = [{"role": "user", "content": "Hi."}, {"id": item_id.format("0" * 48)}]
+    async with front_of(*workers, model=model, responses_ttl=60.0, redis=redis) as front:
+        client = openai_client_of(front)
+        known = await client.responses.create(model=model.name, input=QUESTION)
+        given.append({"id": known.output[0].id.removesuffix("_0") + "_1"})
+        for items in (given[:2], given[::2]):
+            with pytest.raises(openai.NotFoundError, match=r"input\[1\]\.id: item .* is unknown"):
+                await client.responses.create(model=model.name, input=items)
 
 
 async def test_front_without_store_says_so(model):

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import openai
+from redis.asyncio import Redis
 
 from baton.cluster.redis.client import connect
 from baton.serving.grpc.large_requests import LargeRequests
@@ -78,6 +79,7 @@ def routes_to(
     quotas: Quotas,
     max_waiting: int = MAX_WAITING,
     responses_ttl: float = 0.0,
+    redis: Redis | None = None,
     unknown: UnknownFields | None = None,
     origins: str | None = None,
     images: ImageReader | None = None,
@@ -92,6 +94,7 @@ def routes_to(
         quotas,
         max_waiting,
         responses_ttl=responses_ttl,
+        redis=redis,
         unknown=unknown,
         origins=origins,
         images=images,
@@ -113,6 +116,7 @@ def routes_of(
     max_waiting: int = MAX_WAITING,
     aliases: Mapping[str, Weights] = MappingProxyType({}),
     responses_ttl: float = 0.0,
+    redis: Redis | None = None,
     unknown: UnknownFields | None = None,
     origins: str | None = None,
     images: ImageReader | None = None,
@@ -133,7 +137,9 @@ def routes_of(
     generations = Generations(
         models, SECONDS, extra_of, clamps_max_tokens=clamps, max_silence=max_silence
     )
-    store = ResponseStore(connect(NO_REDIS), ResponseLimits(ttl_s=responses_ttl, per_tenant=9))
+    store = ResponseStore(
+        redis or connect(NO_REDIS), ResponseLimits(ttl_s=responses_ttl, per_tenant=9)
+    )
     longest = max(model.max_model_len for model in cards.values())
     bodies = Bodies(MAX_BODY_BYTES, bounds_of(longest, request=LIMITS), LargeRequests(), unknown)
     readiness = RouterReadiness({model.name: model.services.readiness for model in served})
@@ -200,6 +206,7 @@ async def front_of(
     limits: Quota = NO_LIMITS,
     max_waiting: int = MAX_WAITING,
     responses_ttl: float = 0.0,
+    redis: Redis | None = None,
     unknown: UnknownFields | None = None,
     origins: str | None = None,
     images: ImageReader | None = None,
@@ -217,6 +224,7 @@ async def front_of(
             quotas,
             max_waiting,
             responses_ttl,
+            redis,
             unknown,
             origins,
             images,

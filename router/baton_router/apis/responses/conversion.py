@@ -48,6 +48,9 @@ Part = InputText | InputImage | OutputText | Refusal
 
 _RULES = ("system", "developer")
 
+REFERENCE = "item_reference"
+"""Type of an item that stands for an item of a stored response."""
+
 RESPONSES = FieldNames(
     {
         r"input\.chat.*": "input",
@@ -72,9 +75,16 @@ def items_of(body: ResponsesRequest) -> list[Json]:
     if not body.input:
         raise InvalidArgumentError("input", "is empty; expected a text or items. Send a message.")
     return [
-        {**item, "type": "message"} if isinstance(item, dict) and item.get("type") is None else item
+        {**item, "type": _short_type(item)}
+        if isinstance(item, dict) and item.get("type") is None
+        else item
         for item in body.input
     ]
+
+
+def _short_type(item: Json) -> str:
+    """Returns the type of an item that does not say it."""
+    return REFERENCE if item.keys() == {"id"} else "message"
 
 
 def conversation_of(

@@ -1,19 +1,26 @@
 """OpenAI's Responses API: answers conversations of items by the pipeline of chat completions, and
 keeps responses for a while."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
+from baton.errors import NotFoundError
 from baton.serving.tenant import Caller, Tenants
 from baton_router.apis.answers.answer_writer import Json, encoded
 from baton_router.apis.answers.http_call import HttpCall
 from baton_router.apis.openai.generations import Generations
-from baton_router.apis.responses.conversion import conversation_of, items_of, options_of
+from baton_router.apis.responses.conversion import (
+    REFERENCE,
+    conversation_of,
+    items_of,
+    options_of,
+)
 from baton_router.apis.responses.functions import Functions
 from baton_router.apis.responses.schemas import ResponsesRequest
-from baton_router.apis.responses.store import ResponseStore
+from baton_router.apis.responses.store import ResponseStore, response_of_item
 from baton_router.apis.responses.writer import ResponseWriter
 from baton_router.text.conversation.in_thread import in_thread_if_long
 
@@ -34,10 +41,12 @@ class Responses:
         self._tenants = tenants
 
     async def create(self, body: ResponsesRequest, caller: Caller) -> HttpCall:
-        """Makes the exchange of `POST /v1/responses`. Raises `InvalidArgumentError`, and for the
-        previous response `NotFoundError` or `UnavailableError`."""
+        """Makes the exchange of `POST /v1/responses`. Raises `InvalidArgumentError`, and for stored
+        responses that the request names `NotFoundError` or `UnavailableError`."""
         given = items_of(body)
         earlier = await self._items_before(body, caller)
+        if any(map(_is_reference, given)):
+            given = await self._with_referenced(given, earlier, caller)
         num_items = len(earlier) + len(given)
         functions = Functions(body.tools)
         options = options_of(body, functions)
@@ -64,6 +73,34 @@ class Responses:
             return []
         return (await self._read(body.previous_response_id, caller)).items
 
+    async def _with_referenced(
+        self, given: Sequence[Any], earlier: Sequence[Json], caller: Caller
+    ) -> list[Any]:
+        """Returns the items with those of stored responses in the places of their references; an
+        item that the conversation has already, it does not get again."""
+        wanted: dict[str, dict[str, int]] = {}  # by response: ids, each with its first index
+        known = {_id_of(item) for item in [*earlier, *given] if not _is_reference(item)}
+        for at, item in enumerate(given):
+            if _is_reference(item) and (item_id := _id_of(item)) not in known:
+                response_id = response_of_item(item_id)
+                if response_id is None:
+                    raise _unknown_item(at, item_id, "it is no id of an item")
+                wanted.setdefault(response_id, {}).setdefault(item_id, at)
+        found: dict[str, Json] = {}
+        for response_id, places in wanted.items():
+            try:
+                items = (await self._read(response_id, caller)).items
+            except NotFoundError as error:
+                item_id, at = next(iter(places.items()))
+                raise _unknown_item(at, item_id, str(error)) from error
+            of_id = {_id_of(item): item for item in items}
+            for item_id, at in places.items():
+                if item_id not in of_id:
+                    raise _unknown_item(at, item_id, "its response has no such item")
+                found[item_id] = of_id[item_id]
+        resolved = [found.pop(_id_of(i), None) if _is_reference(i) else i for i in given]
+        return [item for item in resolved if item is not None]
+
     async def _read(self, response_id: str, caller: Caller) -> _Stored:
         content = await self._store.get(self._tenants.of(caller).name, response_id)
         return msgspec.json.decode(content, type=_Stored)
@@ -71,3 +108,19 @@ class Responses:
     async def _save(self, tenant: str, items: list[Json], response: Json) -> bool:
         kept: dict[str, Any] = {"items": [*items, *response["output"]], "response": response}
         return await self._store.put(tenant, response["id"], encoded(kept))
+
+
+def _is_reference(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == REFERENCE
+
+
+def _id_of(item: Any) -> str:
+    """Returns the id of an item, or "" if it has none."""
+    found = item.get("id") if isinstance(item, dict) else None
+    return found if isinstance(found, str) else ""
+
+
+def _unknown_item(at: int, item_id: str, reason: str) -> NotFoundError:
+    return NotFoundError(
+        f"input[{at}].id: item {item_id[:64]!r} is unknown: {reason}. Send the item itself."
+    )

@@ -33,6 +33,7 @@ _PUT_SECONDS = 0.5
 
 # Its number, by which Redis knows the response, and the secret from which its key is made.
 _ID = re.compile(r"resp_([0-9a-f]{16})([0-9a-f]{32})")
+_ITEM_ID = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{48})_[0-9]{1,9}")
 _NONCE_BYTES = 12
 _MORE_BYTES = 64  # that encryption adds, at most
 
@@ -176,3 +177,14 @@ class _Place:
 def new_response_id(number: str) -> str:
     """Returns an id that cannot be guessed. `number`: 16 hex digits."""
     return f"resp_{number}{secrets.token_hex(16)}"
+
+
+def item_id(prefix: str, response_id: str, index: int) -> str:
+    """Returns the id of an item of a response, by which the response is found."""
+    return f"{prefix}_{response_id.removeprefix('resp_')}_{index}"
+
+
+def response_of_item(item_id: str) -> str | None:
+    """Returns the id of the response that has an item; None for what is no id of an item."""
+    match = _ITEM_ID.fullmatch(item_id)
+    return None if match is None else f"resp_{match[1]}"

@@ -11,7 +11,7 @@ from baton_router.apis.answers.sequence_reader import SequenceDelta
 from baton_router.apis.edge.errors import Failure
 from baton_router.apis.responses.functions import Functions
 from baton_router.apis.responses.schemas import ResponsesRequest
-from baton_router.apis.responses.store import new_response_id
+from baton_router.apis.responses.store import item_id, new_response_id
 
 _ID_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 _CONTENTS = {
@@ -146,7 +146,7 @@ class ResponseWriter:
         return {**item, "role": "assistant", "content": content}
 
     def _item_id(self, block: Block) -> str:
-        return f"{_ID_PREFIXES[block.kind]}_{self._start.request_id}_{block.index}"
+        return item_id(_ID_PREFIXES[block.kind], self._id, block.index)
 
     def _usage(self) -> Json:
         (reader,) = self._start.readers
