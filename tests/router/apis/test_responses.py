@@ -135,6 +135,78 @@ async def test_response_counts_tokens_of_reasoning(model, stream, after):
     assert plain.usage.output_tokens_details.reasoning_tokens == 0
 
 
+# What Open Responses requires of every response, and the values that a request gave.
+GIVEN: dict[str, Any] = {
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.25,
+    "max_tool_calls": 3,
+    "service_tier": "flex",
+    "safety_identifier": "someone",
+    "prompt_cache_key": "key",
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "max_output_tokens": 200,
+    "instructions": "Be kind.",
+    "metadata": {"a": "b"},
+    "text": {"format": {"type": "text"}, "verbosity": "low"},
+    "reasoning": {"effort": "high", "summary": "auto"},
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "truncation": "disabled",
+    "previous_response_id": None,
+}
+OTHERS = {
+    *("id", "object", "created_at", "completed_at", "status", "incomplete_details", "model"),
+    *("output", "error", "tools", "top_logprobs", "usage", "store", "background"),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("given", [{}, GIVEN])
+async def test_response_has_required_fields_and_what_was_given(model, stream, given):
+    wanted = {"input": QUESTION, "max_output_tokens": 200, "stream": stream, **given}
+    async with front_of(*writing("Hello.", model=model), model=model) as front:
+        answer = await front.post("/v1/responses", json=wanted)
+    assert answer.status_code == 200, answer.text
+    if stream:
+        events = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:5] == "data:"]
+        responses = [event["response"] for event in events if "response" in event]
+        assert len(responses) == 3
+    else:
+        responses = [answer.json()]
+    for response in responses:
+        assert {*GIVEN, *OTHERS} <= response.keys()
+        assert {name: response[name] for name in given} == given
+        has_ended = response["status"] == "completed"
+        assert (response["completed_at"] is not None) == has_ended
+        if not given:
+            assert response["service_tier"] == "default"
+
+
+@pytest.mark.parametrize(("text", "kind"), [("Hello there.", "message"), (OSLO, "function_call")])
+async def test_failed_response_stream_closes_its_items(model, text, kind):
+    computing, decoding = writing(f"{THOUGHT}{text}", 1, model=model)
+    # The worker ends its answer without a word of why.
+    del decoding.script[-1 if kind == "message" else -8 :]
+    async with front_of(computing, decoding, model=model) as front:
+        stream = await openai_client_of(front).responses.create(
+            model=model.name,
+            input=QUESTION,
+            tools=[WEATHER],
+            tool_choice="auto" if kind == "message" else "required",
+            max_output_tokens=200,
+            stream=True,
+        )
+        *events, error, last = [event async for event in stream]
+    assert (error.type, last.type) == ("error", "response.failed")
+    assert [e.type for e in events if "item." in e.type] == [
+        "response.output_item.added",
+        "response.output_item.done",
+    ] * 2
+    assert (events[-1].item.type, events[-1].item.status) == (kind, "incomplete")
+    assert [item.status for item in last.response.output] == ["completed", "incomplete"]
+
+
 async def test_cut_call_is_incomplete_and_not_sent_to_the_model(model):
     answer = await ask(model, OSLO[:60], reason=pb.FINISH_REASON_LENGTH)
     (call,) = answer.output
@@ -356,12 +428,14 @@ async def test_front_without_store_says_so(model):
     assert answer.store is False
     async with front_of(prefill(), decode(), model=model) as front:
         client = openai_client_of(front)
-        for call in (
-            client.responses.retrieve(answer.id),
-            client.responses.create(model=model.name, input="x", previous_response_id=answer.id),
-        ):
-            with pytest.raises(openai.NotFoundError, match="--responses-ttl-s 0"):
-                await call
+        with pytest.raises(openai.NotFoundError, match="--responses-ttl-s 0"):
+            await client.responses.retrieve(answer.id)
+        with pytest.raises(openai.BadRequestError, match="--responses-ttl-s 0") as caught:
+            await client.responses.create(
+                model=model.name, input="x", previous_response_id=answer.id
+            )
+    error = caught.value
+    assert (error.code, error.param) == ("previous_response_not_found", "previous_response_id")
 
 
 async def test_response_is_answered_where_redis_does_not_answer(model):

@@ -64,7 +64,8 @@ class Blocks:
 
     Attributes:
         blocks: those that have begun.
-        is_cut: the model stopped within the last block, at the bound of its tokens.
+        is_cut: the answer stopped within the last block, at the bound of its tokens or by a
+            failure.
 
     Args:
         is_parsed: the blocks are made of parts; else the text is one block.
@@ -87,6 +88,11 @@ class Blocks:
         if update.finish_reason is not None:
             self.is_cut = update.finish_reason == "length"
             yield from self._end()
+
+    def cut(self) -> Iterator[Change]:
+        """Ends the last block where it is, if it is open: the answer has failed."""
+        self.is_cut = self._open is not None
+        yield from self._end()
 
     def _on_part(self, part: Part) -> Iterator[Change]:
         match part:

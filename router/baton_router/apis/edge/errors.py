@@ -2,6 +2,7 @@
 
 InvalidArgumentError      400 invalid_request_error, with the field as `param`
 ContextLengthError        400 context_length_exceeded
+PreviousResponseError     400 previous_response_not_found
 ModelOutputError          400 unsupported_output, with `model` as `param`
 NoImagesError             400 unsupported_input, with `model` as `param`
 UnauthenticatedError      401 invalid_api_key
@@ -51,6 +52,13 @@ class MediaTypeError(errors.BatonError):
     """Request body that is not declared as JSON, or is compressed."""
 
 
+class PreviousResponseError(errors.InvalidArgumentError):
+    """Unknown `previous_response_id`. Clients that know the code send the conversation again."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__("previous_response_id", problem)
+
+
 class ErrorDetail(TypedDict):
     """Error in OpenAI's format. `param`: path of the field that is wrong."""
 
@@ -98,6 +106,7 @@ _SERVER = "server_error"
 _KINDS: dict[type[BaseException], tuple[int, str, str | None]] = {
     errors.InvalidArgumentError: (400, _INVALID, None),
     errors.ContextLengthError: (400, _INVALID, "context_length_exceeded"),
+    PreviousResponseError: (400, _INVALID, "previous_response_not_found"),
     ModelOutputError: (400, _INVALID, "unsupported_output"),
     NoImagesError: (400, _INVALID, "unsupported_input"),
     errors.UnauthenticatedError: (401, "authentication_error", "invalid_api_key"),

@@ -11,6 +11,7 @@ from baton.errors import NotFoundError
 from baton.serving.tenant import Caller, Tenants
 from baton_router.apis.answers.answer_writer import Json, encoded
 from baton_router.apis.answers.http_call import HttpCall
+from baton_router.apis.edge.errors import PreviousResponseError
 from baton_router.apis.openai.generations import Generations
 from baton_router.apis.responses.conversion import (
     REFERENCE,
@@ -71,7 +72,10 @@ class Responses:
     async def _items_before(self, body: ResponsesRequest, caller: Caller) -> list[Json]:
         if body.previous_response_id is None:
             return []
-        return (await self._read(body.previous_response_id, caller)).items
+        try:
+            return (await self._read(body.previous_response_id, caller)).items
+        except NotFoundError as error:
+            raise PreviousResponseError(str(error)) from error
 
     async def _with_referenced(
         self, given: Sequence[Any], earlier: Sequence[Json], caller: Caller

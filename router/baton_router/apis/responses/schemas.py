@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from msgspec import Struct, field
 
 from baton.errors import InvalidArgumentError
+from baton_router.apis.edge.body.objects import Hint
 from baton_router.apis.openai.schemas import BatonOptions, ChatRequest, JsonObject, StreamOptions
 
 # Fields that would change the answer.
@@ -122,16 +123,18 @@ class TextOptions(_Schema, frozen=True, forbid_unknown_fields=False):
     """Format of the text."""
 
     format: PlainText | AnyObject | ObjectOfSchema = PlainText()
+    verbosity: Hint[str | None] = None
 
 
 class ReasoningOptions(_Schema, frozen=True, forbid_unknown_fields=False):
     """Effort of reasoning. Reasoning is not summarized: it is part of the answer."""
 
     effort: str | None = None
+    summary: Hint[str | None] = None
 
 
 class ResponsesRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """Request body of `/v1/responses`. `metadata` and `user` are in the answer."""
+    """Request body of `/v1/responses`. `metadata`, `user` and hints are in the answer."""
 
     # So fields of chat completions that are unknown here are refused.
     becomes: ClassVar[type[Struct]] = ChatRequest
@@ -154,6 +157,10 @@ class ResponsesRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields
     metadata: dict[str, str] = {}
     stream_options: StreamOptions = field(default_factory=StreamOptions)
     user: str = ""
+    max_tool_calls: Hint[int | None] = None
+    prompt_cache_key: Hint[str | None] = None
+    safety_identifier: Hint[str | None] = None
+    service_tier: Hint[str | None] = None
 
     # Extensions, as of chat completions.
     top_k: int = 0

@@ -20,6 +20,9 @@ _CONTENTS = {
     "call": "function_call_arguments",
 }
 
+# As which tier a request is served that leaves it to the server.
+_TIERS = {None: "default", "auto": "default"}
+
 Save = Callable[[Json], Awaitable[bool]]
 """Function that stores a response, and returns whether it is stored."""
 
@@ -62,12 +65,17 @@ class ResponseWriter:
         return self._event(f"response.{response['status']}", response=response)
 
     def failed(self, failure: Failure) -> bytes:
+        ended = b"".join(map(self._written, self._blocks.cut()))
         error = self._event(
             "error", code=failure.code, message=failure.message, param=failure.param
         )
         code = "rate_limit_exceeded" if failure.status == 429 else "server_error"
-        response = self._response("failed", error={"code": code, "message": failure.message})
-        return error + self._event("response.failed", response=response)
+        response = self._response(
+            "failed",
+            error={"code": code, "message": failure.message},
+            output=self._items(),
+        )
+        return ended + error + self._event("response.failed", response=response)
 
     async def whole(self, updates: Sequence[SequenceDelta]) -> Json:
         for update in updates:
@@ -83,6 +91,7 @@ class ResponseWriter:
             "incomplete" if is_cut else "completed",
             output=self._items(),
             usage=self._usage(),
+            completed_at=None if is_cut else int(time.time()),
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
             store=self._save is not None,
         )
@@ -98,21 +107,28 @@ class ResponseWriter:
             "id": self._id,
             "object": "response",
             "created_at": self._created,
+            "completed_at": None,
             "status": status,
             "background": False,
             "error": None,
+            "frequency_penalty": body.frequency_penalty,
             "incomplete_details": None,
             "instructions": body.instructions or None,
             "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
             "metadata": body.metadata,
             "model": self._start.model,
             "output": [],
             "parallel_tool_calls": body.parallel_tool_calls,
+            "presence_penalty": body.presence_penalty,
             "previous_response_id": body.previous_response_id,
-            "reasoning": {"effort": body.reasoning.effort, "summary": None},
+            "prompt_cache_key": body.prompt_cache_key,
+            "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
+            "safety_identifier": body.safety_identifier,
+            "service_tier": _TIERS.get(body.service_tier, body.service_tier),
             "store": self._save is not None,
             "temperature": body.temperature,
-            "text": {"format": msgspec.to_builtins(body.text.format)},
+            "text": msgspec.to_builtins(body.text),
             "tool_choice": msgspec.to_builtins(body.tool_choice),
             "tools": msgspec.to_builtins([tool for tool in body.tools if tool is not None]),
             "top_logprobs": 0,

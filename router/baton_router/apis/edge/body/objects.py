@@ -3,9 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from msgspec import inspect
+from msgspec import Meta, inspect
+
+_T = TypeVar("_T")
+Hint = Annotated[_T, Meta(extra={"is_hint": True})]
+"""Field of a schema that changes nothing, and so is named to the client like an unknown one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,5 +74,10 @@ def _objects_in(kind: inspect.Type) -> Objects | None:
     if not isinstance(kind, inspect.StructType):
         return None
     held = {f.encode_name: _objects_in(f.type) for f in kind.fields}
-    names = None if kind.forbid_unknown_fields else frozenset(held) | {kind.tag_field or ""}
+    known = frozenset(f.encode_name for f in kind.fields if not _is_hint(f.type))
+    names = None if kind.forbid_unknown_fields else known | {kind.tag_field or ""}
     return Objects(names, {name: inner for name, inner in held.items() if inner is not None})
+
+
+def _is_hint(kind: inspect.Type) -> bool:
+    return isinstance(kind, inspect.Metadata) and bool((kind.extra or {}).get("is_hint"))
