@@ -51,7 +51,7 @@ BOUNDS: dict[str, tuple[list[Any], list[Any]]] = {
     "frequency_penalty": ([-2.0, 2.0], [-2.1, 2.1, NAN, -INF]),
     "top_logprobs": ([0, 20], [-1, 21]),
     "prompt_logprobs": ([None, 0, 20], [-1, 21]),
-    "stop": ([(), ("ö" * 128,), ("a",) * 4], [("",), ("ö" * 129,), ("a",) * 5, ("\ud800",)]),
+    "stop": ([(), ("ö" * 128,), ("a",) * 64], [("",), ("ö" * 129,), ("a",) * 65, ("\ud800",)]),
     "bad_words": ([(), ("ö" * 128,), ("a",) * 64], [("",), ("a" * 257,), ("a",) * 65, ("\udfff",)]),
     "stop_token_ids": ([(), (1,) * 64], [(1,) * 65]),
     "logit_bias": (
@@ -90,7 +90,7 @@ EXPECTED: dict[str, list[str]] = {
     "frequency_penalty": ["in [-2, 2]"],
     "top_logprobs": ["in [0, 20]"],
     "prompt_logprobs": ["in [0, 20]"],
-    "stop": ["1 to 256 bytes", "at most 4", "text that UTF-8 can hold"],
+    "stop": ["1 to 256 bytes", "at most 64", "text that UTF-8 can hold"],
     "bad_words": ["1 to 256 bytes", "at most 64", "text that UTF-8 can hold"],
     "stop_token_ids": ["at most 64"],
     "logit_bias": ["of a token id of at least 0", "in [-100, 100]", "given once", "at most 300"],

@@ -169,7 +169,7 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Stop strings: end generation once the text contains one; the text ends before it. At most 4,
+        """Stop strings: end generation once the text contains one; the text ends before it. At most 64,
         each 1 to 256 bytes of UTF-8.
         """
 

@@ -8,6 +8,7 @@ errors.
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,19 +30,18 @@ from baton.serving.tenant import Caller, Tenants
 from baton.version import version
 from baton_router.apis.answers.http_call import HttpCall
 from baton_router.apis.anthropic.conversion import MESSAGES
-from baton_router.apis.anthropic.errors import PATH as MESSAGES_PATH
-from baton_router.apis.anthropic.errors import error_body
+from baton_router.apis.anthropic.errors import VERSION as ANTHROPIC_VERSION
+from baton_router.apis.anthropic.errors import error_format
 from baton_router.apis.anthropic.messages import Messages
 from baton_router.apis.anthropic.schemas import Conversation, MessagesRequest
 from baton_router.apis.edge.allowed_hosts import AllowedHosts
 from baton_router.apis.edge.body.bodies import Bodies
 from baton_router.apis.edge.body.field_names import FieldNames, InTerms
-from baton_router.apis.edge.body.unknown_fields import IgnoredHeader
 from baton_router.apis.edge.caller import HttpCaller
 from baton_router.apis.edge.cors import cors
 from baton_router.apis.edge.endpoints import EVENTS, JSON, Endpoint, openapi, refusing
 from baton_router.apis.edge.errors import limit_headers
-from baton_router.apis.edge.middleware import Failures, disconnected
+from baton_router.apis.edge.middleware import REQUEST_ID, AnswerHeaders, Failures, disconnected
 from baton_router.apis.openai.embeddings import PooledHttpCall, PooledOutputs
 from baton_router.apis.openai.field_names import (
     CHAT_COMPLETIONS,
@@ -155,8 +155,8 @@ class Routes:
         self._document = openapi(endpoints)
         middleware = [
             *cors(self._origins),
-            Middleware(IgnoredHeader),
-            Middleware(Failures, {MESSAGES_PATH: error_body}),
+            Middleware(AnswerHeaders),
+            Middleware(Failures, error_format),
             Middleware(AllowedHosts, self._hosts),
         ]
         return Starlette(
@@ -320,14 +320,21 @@ class Routes:
         self._caller(request)
         data = [self._model(served) for served in self._models]
         data += [self._alias(name) for name in sorted(self._models.aliases)]
-        return JSONResponse({"object": "list", "data": data})
+        listed: dict[str, Any] = {"object": "list", "data": data}
+        if ANTHROPIC_VERSION in request.headers:
+            data = listed["data"] = list(map(_of_anthropic, data))
+            listed |= {"has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
+        return JSONResponse(listed)
 
     async def model(self, request: Request) -> Response:
         self._caller(request)
         name = request.path_params["name"]
+        if not name:  # of /v1/models/
+            return await self.models(request)
         served = self._models.of(name)
         is_alias = name in self._models.aliases
-        return JSONResponse(self._alias(name) if is_alias else self._model(served))
+        found = self._alias(name) if is_alias else self._model(served)
+        return JSONResponse(_of_anthropic(found) if ANTHROPIC_VERSION in request.headers else found)
 
     async def health(self, _request: Request) -> Response:
         """Reports readiness, as gRPC's health check named `readiness`."""
@@ -355,6 +362,7 @@ class Routes:
         names: FieldNames,
     ) -> Response:
         call, in_terms, tenant = await self._parsed(request, schema, make, names)
+        request.scope[REQUEST_ID] = call.request_id
         return _Answer(call, in_terms, lambda: limit_headers(self._limits.statuses(tenant)))
 
     async def _parsed(
@@ -422,6 +430,19 @@ class Routes:
         alias's name."""
         weights = dict(self._models.aliases[name])
         return {**self._model(self._models.of(name)), "id": name, "alias_of": weights}
+
+
+def _of_anthropic(model: dict[str, Any]) -> dict[str, Any]:
+    """Returns the entry of a model with the fields that Anthropic's clients read, too."""
+    created = datetime.fromtimestamp(model["created"], UTC)
+    return {
+        **model,
+        "type": "model",
+        "display_name": model["id"],
+        "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "max_input_tokens": model["max_model_len"],
+        "max_tokens": model["max_model_len"],
+    }
 
 
 @contextmanager

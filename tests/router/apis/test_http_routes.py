@@ -3,17 +3,19 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+import anthropic
 import httpx
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from pydantic import ValidationError
 from starlette.routing import Route
 
+from baton.errors import InvalidArgumentError
 from baton.version import version
 from baton_router.apis.openai.schemas import ChatRequest, CompletionRequest
 from baton_router.settings import RouterSettings
 from tests.support.router.front import front_of
-from tests.support.router.scripted import card, decode, prefill
+from tests.support.router.scripted import Worker, card, decode, prefill
 
 TEXT = "def main():\n    return '\u00e9'"
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
@@ -107,6 +109,75 @@ async def test_ping_is_health(front):
     assert (ping.status_code, ping.json()) == (health.status_code, health.json())
 
 
+# Ids of requests.
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "asked"),
+    [
+        ("GET", "/health", None),
+        ("GET", "/v1/models", None),
+        ("GET", "/v1/none", None),
+        ("DELETE", "/v1/completions", None),
+        ("POST", "/tokenize", {}),
+        ("POST", "/v1/chat/completions", {"messages": 3}),
+        ("POST", "/v1/messages", {"messages": 3}),
+        ("POST", "/v1/embeddings", {"input": "x"}),
+    ],
+)
+async def test_every_answer_has_an_id_under_both_names(front, method, path, asked):
+    answers = [await front.request(method, path, json=asked) for _ in range(2)]
+    ids = [answer.headers["x-request-id"] for answer in answers]
+    assert ids == [answer.headers["request-id"] for answer in answers]
+    assert len(set(ids)) == 2
+    assert all(len(request_id) == 16 for request_id in ids)
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+async def test_failed_answer_has_the_id_of_its_request(path):
+    refusal = InvalidArgumentError("sampling.grammar", "is not understood")
+    workers = [Worker(role, role, [refusal]) for role in ("prefill", "decode")]
+    asked: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 2}
+    if path == "responses":
+        asked = {"input": "hi", "max_output_tokens": 2}
+    async with front_of(*workers) as front:
+        answer = await front.post(f"/v1/{path}", json=asked)
+    assert answer.status_code == 400
+    # Each attempt adds a suffix of its own.
+    ids = {
+        request.request_id.partition(".")[0] for worker in workers for request in worker.requests
+    }
+    assert {answer.headers["request-id"]} == ids
+
+
+# Models.
+
+
+async def test_models_are_listed_also_behind_a_slash(front):
+    listed, behind = await front.get("/v1/models"), await front.get("/v1/models/")
+    assert behind.json() == listed.json()
+    assert listed.json()["object"] == "list"
+    assert "display_name" not in listed.json()["data"][0]
+
+
+async def test_models_have_what_the_client_of_anthropic_reads(front):
+    client = anthropic.AsyncAnthropic(
+        base_url="http://router", api_key="any", max_retries=0, http_client=front
+    )
+    listed = await client.models.list()
+    found = await client.models.retrieve("tiny")
+    for model in (found, *listed.data):
+        given = model.model_dump()
+        assert type(model).model_validate(given) == model
+        assert (model.id, model.display_name, model.type) == ("tiny", "tiny", "model")
+        assert model.created_at.tzinfo is not None
+    assert (listed.first_id, listed.last_id, listed.has_more) == ("tiny", "tiny", False)
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        await client.models.retrieve("none")
+    assert caught.value.body["error"]["type"] == "not_found_error"
+    assert caught.value.request_id
+
+
 # Cross-origin requests.
 
 
@@ -198,6 +269,14 @@ async def test_front_lists_routes_for_unknown_one(front):
     for path, operations in (await document(front))["paths"].items():
         for method in operations:
             assert f"{method.upper()} {path}" in error["message"]
+
+
+@pytest.mark.parametrize("word", ["responses/compact", "responses/input_tokens", "models/x/y"])
+async def test_front_lists_routes_for_unknown_one_below_another(front, word):
+    answer = await front.post(f"/v1/{word}", json={})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (404, "unknown_url")
+    assert error["message"].startswith(f"no route /v1/{word}; this server has POST /v1/completions")
 
 
 async def test_error_of_unknown_route_is_bounded(front):

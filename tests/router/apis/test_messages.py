@@ -165,7 +165,8 @@ async def test_cut_message_says_so_and_has_no_part_of_a_call(model):
 
 
 async def test_stop_sequence_is_reported(model):
-    message = await ask(model, "One. Two. Three.", stop_sequences=["Two"])
+    several = [*map(str, range(9)), "Two"]
+    message = await ask(model, "One. Two. Three.", stop_sequences=several)
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Two")
     assert blocks_of(message) == [{"type": "text", "text": "One. "}]
 
@@ -408,6 +409,7 @@ async def test_message_accepts_hints_without_effect(model):
             "tool_choice",
         ),
         ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"stop_sequences": ["a"] * 65}, "stop_sequences"),
         ({"extra_body": {"mcp_servers": [{"url": "x"}]}}, "mcp_servers"),
         ({"extra_body": {"container": "x"}}, "container"),
     ],

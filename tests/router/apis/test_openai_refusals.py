@@ -106,6 +106,7 @@ BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
     "too many prompts": ({"prompt": ["a"] * 129}, "prompt"),
     "too many log-probabilities": ({"logprobs": 21}, "logprobs"),
     "negative log-probabilities": ({"logprobs": -1, "echo": True}, "logprobs"),
+    "no tokens": ({"max_tokens": 0}, "max_tokens"),
     "fewer of which the best": ({"best_of": 1, "n": 2}, "best_of"),
     "a suffix": ({"suffix": "end"}, "suffix"),
 }
@@ -171,6 +172,7 @@ async def test_errors_map_to_exceptions_of_the_openai_client(front):
         assert (refused.value.code, refused.value.param) == ("unsupported_output", "model")
         with pytest.raises(openai.NotFoundError):
             await ai.moderations.create(model="tiny", input="x")
+        assert refused.value.request_id
 
 
 async def test_front_refuses_prompt_over_limit(front):

@@ -47,12 +47,10 @@ class AnswerWriter(Protocol):
     """Writer of one answer in the format of an API.
 
     Attributes:
-        headers: headers of the answer beside its content type.
         keep_alive: piece of a stream without content, for one that is silent.
         opens_with_usage: the beginning of a stream tells the tokens of the prompt that were cached.
     """
 
-    headers: Mapping[str, str]
     keep_alive: bytes
     opens_with_usage: bool
 

@@ -48,6 +48,7 @@ class HttpCall:
     """Call over HTTP: one request and its answer; `write` is used once.
 
     Args:
+        request_id: of the answer; the ids of its requests begin with it.
         calls: one for each prompt.
         readers: one for each call.
         ignored: fields without effect on this model, by the router's paths.
@@ -59,6 +60,7 @@ class HttpCall:
         inference: Inference,
         caller: Caller,
         deadline: Deadline,
+        request_id: str,
         calls: Sequence[GenerateCall],
         readers: Sequence[Reader],
         writer: AnswerWriter,
@@ -70,6 +72,7 @@ class HttpCall:
         self._inference = inference
         self._caller = caller
         self._deadline = deadline
+        self.request_id = request_id
         self._calls = calls
         self._readers = readers
         self._writer = writer
@@ -134,8 +137,8 @@ class HttpCall:
     async def _start(
         self, send: Send, in_terms: InTerms, media_type: bytes, headers: _Headers
     ) -> None:
-        named = {**self._writer.headers, **self._notes(in_terms)}
-        own = [(name.encode(), value.encode()) for name, value in named.items()]
+        notes = self._notes(in_terms)
+        own = [(name.encode(), value.encode()) for name, value in notes.items()]
         own.append((b"content-type", media_type))
         await send({"type": "http.response.start", "status": 200, "headers": own + headers})
 

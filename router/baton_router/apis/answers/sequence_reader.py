@@ -61,6 +61,10 @@ class EchoedPrompt:
 class Reader:
     """Reader of the events of one request, whose choices are numbered from `first`.
 
+    Args:
+        echo: is repeated before each choice; None: nothing is.
+        is_prompt_alone: a choice is what is repeated, without the tokens of the model.
+
     Attributes:
         accepted: the first event; None until it arrives. Its account is that of now.
         finished: the last event that ended a sequence, with the request's usage.
@@ -69,17 +73,27 @@ class Reader:
         clamped_to: maximum tokens of a sequence, if they are fewer than the client asked for.
     """
 
-    def __init__(self, first: int, num_choices: int, echo: EchoedPrompt | None = None) -> None:
+    def __init__(
+        self,
+        first: int,
+        num_choices: int,
+        echo: EchoedPrompt | None = None,
+        *,
+        is_prompt_alone: bool = False,
+    ) -> None:
         self.accepted: Accepted | None = None
         self.finished: Finished | None = None
         self.num_output_tokens = self.num_reasoning_tokens = 0
         self.clamped_to: int | None = None
         self.indices = range(first, first + num_choices)
         self._echo = echo
+        self._is_prompt_alone = is_prompt_alone
         self._scores: list[ScoredToken] = []
 
     def read(self, event: ClientEvent) -> Sequence[SequenceDelta]:
         match event:
+            case OutputDelta() if self._is_prompt_alone:
+                return []
             case OutputDelta():
                 self.num_output_tokens += len(event.tokens)
                 self.num_reasoning_tokens += event.num_reasoning_tokens
@@ -92,6 +106,9 @@ class Reader:
                 return self._on_scores(event)
             case Finished():
                 self.finished, ending = event, event.ending
+                if self._is_prompt_alone:
+                    index = self.indices[event.sequence_index]
+                    return [SequenceDelta(index, finish_reason="length")]
                 return [
                     SequenceDelta(
                         self.indices[event.sequence_index],

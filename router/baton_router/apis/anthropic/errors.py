@@ -1,10 +1,15 @@
 """Errors of Anthropic's Messages API."""
 
+from starlette.types import Scope
+
 from baton.errors import ContextLengthError
 from baton_router.apis.answers.answer_writer import Json
 from baton_router.apis.edge.errors import Failure
+from baton_router.apis.edge.middleware import ErrorFormat
 
 PATH = "/v1/messages"
+VERSION = "anthropic-version"
+"""Header that Anthropic's clients send with every request."""
 
 _KINDS = {
     400: "invalid_request_error",
@@ -16,6 +21,13 @@ _KINDS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+
+
+def error_format(scope: Scope) -> ErrorFormat | None:
+    """Returns the format of errors where the client is Anthropic's, by the path or its header."""
+    names = {name for name, _ in scope["headers"]}
+    is_own = scope["path"].startswith(PATH) or VERSION.encode() in names
+    return error_body if is_own else None
 
 
 def error_body(failure: Failure) -> Json:

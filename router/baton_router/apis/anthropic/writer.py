@@ -1,7 +1,7 @@
 """Writer of Anthropic's Messages API: a message of blocks, whole or as a stream of typed events."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from baton_router.apis.answers.answer_writer import AnswerStart, Json, named_event
 from baton_router.apis.answers.blocks import Block, BlockDelta, Blocks, BlockStart, Change
@@ -31,8 +31,6 @@ class MessageWriter:
         self._start = start
         self._blocks = Blocks(is_parsed=start.is_parsed)
         self._stop_sequence: str | None = None
-        request_id = start.request_id
-        self.headers: Mapping[str, str] = {"request-id": request_id, "x-request-id": request_id}
 
     def opening(self) -> bytes:
         message = self._message([], {"stop_reason": None, "stop_sequence": None})

@@ -11,6 +11,7 @@ gets 503 with retry-after.
 
 import asyncio
 import json
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from baton_router.apis.edge.caller import AUTH_CONTEXT
 from baton_router.apis.edge.errors import Failure
+from baton_router.apis.edge.middleware import ID_HEADERS
 from baton_router.apis.edge.settings import ConnectionLimits
 from baton_router.apis.edge.tls import auth_context
 
@@ -238,6 +240,7 @@ def _bytes_of(failure: Failure) -> bytes:
         "content-type": "application/json",
         "content-length": str(len(content)),
         "connection": "close",
+        **dict.fromkeys(ID_HEADERS, secrets.token_hex(8)),
         **failure.headers,
     }
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())

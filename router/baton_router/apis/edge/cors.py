@@ -4,12 +4,13 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from baton_router.apis.edge.headers import CLAMPED, IGNORED
+from baton_router.apis.edge.middleware import ID_HEADERS
 from baton_router.routing.admission.rate_limit import KINDS
 
 _EXPOSED = (
     CLAMPED,
     IGNORED,
-    "x-request-id",
+    *ID_HEADERS,
     "retry-after",
     "retry-after-ms",
     *(f"x-ratelimit-{what}-{kind}" for what in ("limit", "remaining", "reset") for kind in KINDS),

@@ -82,16 +82,22 @@ def refusing(endpoints: Sequence[Endpoint]) -> Callable[[Request, Exception], No
     def refuse(request: Request, error: Exception) -> NoReturn:
         path = request.url.path[:_SHOWN_CHARS]
         match error:
-            case HTTPException(status_code=404):
-                listed = ", ".join(f"{e.method} {e.url}" for e in endpoints)
-                raise HTTPException(404, f"no route {path}; this server has {listed}")
-            case HTTPException(status_code=405):
+            case HTTPException(status_code=405) if _is_named(request.url.path, endpoints):
                 methods = ", ".join(_methods_of(request.url.path, endpoints))
                 problem = f"{request.method} is not served at {path}; use {methods}"
                 raise HTTPException(405, problem, {"Allow": methods})
+            case HTTPException(status_code=404 | 405):
+                listed = ", ".join(f"{e.method} {e.url}" for e in endpoints)
+                raise HTTPException(404, f"no route {path}; this server has {listed}")
         raise error
 
     return refuse
+
+
+def _is_named(path: str, endpoints: Iterable[Endpoint]) -> bool:
+    """Returns whether there is a route of just this path; one with a parameter takes any word, such
+    as that of a route which is not here."""
+    return any(e.path == path for e in endpoints)
 
 
 def _methods_of(path: str, endpoints: Iterable[Endpoint]) -> list[str]:

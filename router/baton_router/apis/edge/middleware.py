@@ -3,9 +3,9 @@
 import asyncio
 import json
 import logging
+import secrets
 import time
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -14,12 +14,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.serving.bounds import BoundsError
 from baton_router.apis.edge.body.structure import StructureError
+from baton_router.apis.edge.body.unknown_fields import IGNORED_FIELDS
 from baton_router.apis.edge.errors import BodyOverloadError, BodyTooLargeError, Failure, failure_of
+from baton_router.apis.edge.headers import IGNORED
 
 logger = logging.getLogger(__name__)
 
 ErrorFormat = Callable[[Failure], Mapping[str, Any]]
 """Function that makes the body of an error response."""
+
+REQUEST_ID = "baton.request_id"
+"""Key of a request's scope: its id, which is that of the router's request if it makes one."""
+ID_HEADERS = ("x-request-id", "request-id")
 
 # Seconds and bytes for which a refused body is still read: otherwise a client that is still writing
 # would find the connection broken before it has read the error.
@@ -57,18 +63,48 @@ class InFlight:
                 self._idle.set()
 
 
+class AnswerHeaders:
+    """Middleware that adds headers to every answer: the request's id, under the names that the
+    clients of OpenAI and of Anthropic read, and the fields that were ignored."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[REQUEST_ID] = secrets.token_hex(8)
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = [(name.encode(), scope[REQUEST_ID].encode()) for name in ID_HEADERS]
+                headers = [*message["headers"], *own]
+                if IGNORED_FIELDS in scope:
+                    headers = _with_ignored(headers, scope[IGNORED_FIELDS])
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+def _with_ignored(headers: list[tuple[bytes, bytes]], fields: str) -> list[tuple[bytes, bytes]]:
+    """Returns the headers with these fields named before those that the answer names itself."""
+    name = IGNORED.encode()
+    own = [value for key, value in headers if key == name]
+    others = [header for header in headers if header[0] != name]
+    return [*others, (name, b", ".join([fields.encode(), *own]))]
+
+
 class Failures:
     """Error handler of the routes. An error after the answer has begun cuts the answer off.
 
     Args:
-        formats: of error bodies, by the beginning of paths; elsewhere they have OpenAI's.
+        format_of: returns the format of the error bodies of a request; None: OpenAI's.
     """
 
     def __init__(
-        self, app: ASGIApp, formats: Mapping[str, ErrorFormat] = MappingProxyType({})
+        self, app: ASGIApp, format_of: Callable[[Scope], ErrorFormat | None] | None = None
     ) -> None:
         self._app = app
-        self._formats = formats
+        self._format_of = format_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = has_body = False
@@ -95,14 +131,9 @@ class Failures:
                 logger.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
             if not has_begun:
                 may_be_writing = isinstance(error, _WHILE_READING) and not has_body
-                body = self._body(failure, scope["path"])
+                form = None if self._format_of is None else self._format_of(scope)
+                body = failure.body if form is None else form(failure)
                 await _answer(failure, body, send, receive if may_be_writing else None)
-
-    def _body(self, failure: Failure, path: str) -> Mapping[str, Any]:
-        for beginning, body_of in self._formats.items():
-            if path.startswith(beginning):
-                return body_of(failure)
-        return failure.body
 
 
 def _failure_of(error: Exception) -> Failure:

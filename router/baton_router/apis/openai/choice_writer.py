@@ -1,7 +1,7 @@
 """Writer of OpenAI's completions and chat completions: answers that are lists of choices."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from baton_router.apis.answers.answer_writer import COMMENT, AnswerStart, Json, event
 from baton_router.apis.answers.sequence_reader import SequenceDelta
@@ -25,7 +25,6 @@ class ChoiceWriter:
         self._created = int(time.time())
         options = body.stream_options
         self.opens_with_usage = options is not None and options.continuous_usage_stats
-        self.headers: Mapping[str, str] = {"x-request-id": start.request_id}
 
     def opening(self) -> bytes:
         indices = (index for reader in self._readers for index in reader.indices)

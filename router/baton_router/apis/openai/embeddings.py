@@ -36,14 +36,20 @@ class PooledHttpCall:
     """Call over HTTP: one request and its answer, which is written at once.
 
     Args:
+        request_id: the ids of its requests begin with it.
         answer: computes the answer.
     """
 
     def __init__(
-        self, caller: Caller, deadline: Deadline, answer: Callable[[], Awaitable[Struct]]
+        self,
+        caller: Caller,
+        deadline: Deadline,
+        request_id: str,
+        answer: Callable[[], Awaitable[Struct]],
     ) -> None:
         self._caller = caller
         self._deadline = deadline
+        self.request_id = request_id
         self._answer = answer
 
     async def write(self, send: Send, _in_terms: InTerms) -> None:
@@ -91,7 +97,7 @@ class PooledOutputs:
             usage = _usage(response.num_prompt_tokens)
             return EmbeddingResponse(data=data, model=response.model, usage=usage)
 
-        return PooledHttpCall(caller, deadline, answer)
+        return PooledHttpCall(caller, deadline, call.request_id, answer)
 
     async def score(self, body: ScoreRequest, caller: Caller) -> PooledHttpCall:
         """Makes the exchange of `/v1/score`. Raises `InvalidArgumentError`."""
@@ -108,7 +114,7 @@ class PooledOutputs:
                 usage=_usage(response.num_prompt_tokens),
             )
 
-        return PooledHttpCall(caller, deadline, answer)
+        return PooledHttpCall(caller, deadline, call.request_id, answer)
 
     def _deadline(self, options: BatonOptions) -> Deadline:
         given = options.timeout_s

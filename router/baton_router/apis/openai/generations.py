@@ -81,7 +81,7 @@ class Generations:
             own_id = request_id if len(prompts) == 1 else f"{request_id}-{at}"
             calls.append(_call(body, model, own_id, prompt, params, clamps=self._clamps))
             echo = await _echo(body, model, prompt) if body.echo else None
-            readers.append(Reader(at * body.n, body.n, echo))
+            readers.append(Reader(at * body.n, body.n, echo, is_prompt_alone=body.is_prompt_alone))
         if len(calls) > 1:  # or the valid ones would cost compute before one is refused
             await model.inference.wait_for_workers(deadline)
             for call, reader in zip(calls, readers, strict=True):
@@ -201,6 +201,7 @@ class Generations:
             model.inference,
             caller,
             deadline,
+            request_id,
             calls,
             readers,
             writer,

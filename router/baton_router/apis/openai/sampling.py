@@ -20,7 +20,8 @@ def completion_sampling(body: CompletionRequest) -> SamplingParams:
     wants_logprobs = body.logprobs is not None
     return _params(
         body,
-        body.max_tokens,
+        # A worker generates one token at least; of the prompt alone it is left out.
+        1 if body.is_prompt_alone else body.max_tokens,
         best_of=body.best_of,
         logprobs=wants_logprobs,
         top_logprobs=body.logprobs or 0,
@@ -55,7 +56,7 @@ def _params(body: GenerationRequest, max_tokens: int | None, **others: Any) -> S
         logit_bias=_logit_bias(body.logit_bias),
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
         grammar=grammar_of(body),
-        top_k=body.top_k,
+        top_k=0 if body.top_k == -1 else body.top_k,  # as vLLM and SGLang say "all"
         min_p=body.min_p,
         repetition_penalty=body.repetition_penalty,
         min_tokens=body.min_tokens,

@@ -25,10 +25,8 @@ class StreamOptions(_Schema, frozen=True):
     include_usage: bool = False
     # Usage so far in each chunk, as other servers report it for load generators.
     continuous_usage_stats: bool = False
+    # Changes nothing: no padding is added.
     include_obfuscation: bool = False
-
-    def __post_init__(self) -> None:
-        _check_value("stream_options.include_obfuscation", self.include_obfuscation, False)
 
 
 class BatonOptions(_Schema, frozen=True):
@@ -139,6 +137,12 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ids(self.prompt, "prompt")
+
+    @property
+    def is_prompt_alone(self) -> bool:
+        """True if the prompt is repeated, and nothing follows: its log-probabilities are asked
+        for."""
+        return self.echo and self.max_tokens == 0
 
 
 class TextPart(_Schema, frozen=True, forbid_unknown_fields=False, tag_field="type", tag="text"):
@@ -415,8 +419,3 @@ class VersionResponse(Struct, frozen=True):
     """Response body of `/version`."""
 
     version: str
-
-
-def _check_value(name: str, value: bool, only: bool) -> None:
-    if value is not only:
-        raise InvalidArgumentError(name, f"is {value}; only {only} is supported here")

@@ -1,7 +1,7 @@
 """Writer of OpenAI's Responses API: an object of items, whole or as a stream of typed events."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -49,7 +49,6 @@ class ResponseWriter:
         self._created = int(time.time())
         self._blocks = Blocks(is_parsed=start.is_parsed)
         self._num_events = 0
-        self.headers: Mapping[str, str] = {"x-request-id": start.request_id}
 
     def opening(self) -> bytes:
         response = self._response("in_progress")

@@ -14,17 +14,17 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from baton.cluster.throttled_log import ThrottledLog
 from baton.errors import InvalidArgumentError
 from baton_router.apis.edge.body.objects import Objects, objects_of
-from baton_router.apis.edge.headers import IGNORED
 
 logger = logging.getLogger(__name__)
 
 OTHER = "other"
-_SCOPE_KEY = "baton.ignored"
+IGNORED_FIELDS = "baton.ignored"
+"""Key of a request's scope: the value of the header `IGNORED`, if fields were ignored."""
 
 _MAX_FOUND = 64
 _MAX_NAMED = 16
@@ -162,7 +162,7 @@ class UnknownFields:
         if len(found) > _MAX_NAMED:
             named.append(f"and {len(found) - _MAX_NAMED} more")
         if named:
-            scope[_SCOPE_KEY] = ", ".join(named)
+            scope[IGNORED_FIELDS] = ", ".join(named)
 
     def _warn(self, named: str) -> None:
         """Logs the name at most once a minute; of names beyond a bound only that they exist."""
@@ -171,25 +171,6 @@ class UnknownFields:
         else:
             named = "others"
         self._log.warning(f"a request has a field that is ignored: {named}")
-
-
-class IgnoredHeader:
-    """Middleware that adds the header of ignored fields to answers."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_header(message: Message) -> None:
-            if message["type"] == "http.response.start" and _SCOPE_KEY in scope:
-                name, value = IGNORED.encode(), scope[_SCOPE_KEY].encode()
-                others = [header for header in message["headers"] if header[0] != name]
-                known = [value for key, value in message["headers"] if key == name]
-                header = (name, b", ".join([value, *known]))
-                message = {**message, "headers": [*others, header]}
-            await send(message)
-
-        await self._app(scope, receive, send_with_header)
 
 
 def find_unknown(content: dict[str, Any], schema: type[msgspec.Struct]) -> list[Unknown]:
