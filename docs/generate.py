@@ -7,7 +7,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from docs import cli_reference, metrics_reference, models_reference, packages, protobuf_reference
+from docs import (
+    cli_reference,
+    http_fields_reference,
+    metrics_reference,
+    models_reference,
+    packages,
+    protobuf_reference,
+)
 from docs import parameters_reference as parameters
 
 DOCS = Path(__file__).resolve().parent
@@ -20,6 +27,7 @@ def generate() -> dict[str, str]:
         "cli.md": cli_reference.cli(),
         "settings.md": parameters.settings(),
         "metrics.md": metrics_reference.metrics(),
+        "http_fields.md": http_fields_reference.http_fields(),
         "models.md": models_reference.models(),
         "errors.md": parameters.errors(),
         "sampling.md": parameters.sampling(),

@@ -1,5 +1,6 @@
 """Fields of completions and chat completions that other servers take, too."""
 
+import json
 from typing import Any
 
 import httpx
@@ -7,9 +8,14 @@ import pytest
 
 from baton.v1 import inference_pb2
 from baton.v1 import prefill_pb2 as pb
+from baton_router.apis.anthropic.schemas import MessagesRequest
+from baton_router.apis.edge.body.other_servers import OTHER_FIELDS
+from baton_router.apis.openai.schemas import ChatRequest, CompletionRequest
+from baton_router.apis.responses.schemas import ResponsesRequest
 from baton_router.text.model_card import ModelCard
 from tests.support.router.front import front_of
 from tests.support.router.scripted import READY, RELEASED, decode, finished, first, prefill, tokens
+from tests.support.router.written import THOUGHT, writing
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 ROUTES: dict[str, dict[str, Any]] = {
@@ -45,6 +51,133 @@ async def test_obfuscation_of_streams_is_taken(path):
     fields = {"stream": True, "stream_options": {"include_obfuscation": True}}
     answer, _ = await post(path, fields)
     assert answer.status_code == 200, answer.text
+
+
+SCHEMAS: dict[str, Any] = {
+    "completions": CompletionRequest,
+    "chat/completions": ChatRequest,
+    "responses": ResponsesRequest,
+    "messages": MessagesRequest,
+}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_field_of_another_server_is_never_ignored(path):
+    known = {*SCHEMAS[path].__struct_encode_fields__}
+    workers = prefill(first(), RELEASED), decode(READY, tokens(1, 1), finished())
+    async with front_of(*workers) as front:
+        for name, field in OTHER_FIELDS.items():
+            if name in known:
+                continue
+            odd: Any = [1] if name == "json_schema" else {"odd": 1}
+            answer = await front.post(f"/v1/{path}", json={**ROUTES[path], name: odd})
+            assert answer.status_code == 400, name
+            sent = [name, *field.becomes]
+            assert answer.json()["error"]["message"].split(":")[0].split(".")[0] in sent
+            for value in field.neutral:
+                answer = await front.post(f"/v1/{path}", json={**ROUTES[path], name: value})
+                assert answer.status_code == 200, (name, value, answer.text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "value"),
+    [
+        ({"max_new_tokens": 2}, "max_tokens", 2),
+        ({"n_predict": 2}, "max_tokens", 2),
+        ({"stop_sequences": ["a", "b"]}, "stop", ["a", "b"]),
+        ({"repeat_penalty": 1.5}, "repetition_penalty", 1.5),
+        ({"random_seed": 3}, "seed", 3),
+        ({"regex": "a+"}, "grammar.regex", "a+"),
+        ({"ebnf": 'root ::= "a"'}, "grammar.ebnf", 'root ::= "a"'),
+        ({"grammar": 'root ::= "a"'}, "grammar.ebnf", 'root ::= "a"'),
+        ({"grammar": {"type": "regex", "value": "a+"}}, "grammar.regex", "a+"),
+    ],
+)
+@pytest.mark.parametrize("route", ["completions", "chat/completions"])
+async def test_name_of_another_server_is_taken(route, fields, path, value):
+    computing = prefill(first(), RELEASED)
+    needed = {name: given for name, given in ROUTES[route].items() if name != "max_tokens"}
+    async with front_of(computing, decode(READY, tokens(1, 1), finished())) as front:
+        answer = await front.post(f"/v1/{route}", json={**needed, **fields})
+        both = {**needed, **fields, "max_tokens": 1, "stop": "x", "repetition_penalty": 2.0}
+        both |= {"seed": 9, "guided_regex": "b", "guided_grammar": 'start: "b"'}
+        refused = await front.post(f"/v1/{route}", json=both)
+    assert answer.status_code == 200, answer.text
+    found: Any = computing.requests[0].sampling
+    for step in path.split("."):
+        found = getattr(found, step)
+    assert (found if isinstance(value, int | float | str) else list(found)) == value
+    assert refused.status_code == 400
+    assert "give one of them" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"enable_thinking": ...},
+        {"thinking": ...},
+        {"thinking": {"type": ...}},
+        {"reasoning": {"enabled": ...}},
+        {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": ...}},
+    ],
+)
+async def test_thinking_switch_of_another_server_reaches_the_template(model, switch, is_on):
+    word = "enabled" if is_on else "disabled"
+    given = {
+        name: {k: (word if k == "type" else is_on) for k in value}
+        if isinstance(value, dict)
+        else (is_on if value is ... else value)
+        for name, value in switch.items()
+    }
+    answer, asked = await post("chat/completions", given, model)
+    assert answer.status_code == 200, answer.text
+    prompt = model.tokenizer.decode(list(asked.token_ids), skip_special_tokens=False)
+    assert ("</think>" in prompt) == (not is_on)
+
+
+async def test_reasoning_options_set_effort_and_budget(model):
+    answer, asked = await post(
+        "chat/completions", {"reasoning": {"effort": "high", "max_tokens": 5}}, model
+    )
+    assert answer.status_code == 200, answer.text
+    prompt = model.tokenizer.decode(list(asked.token_ids), skip_special_tokens=False)
+    assert "effort: high" in prompt
+    assert "max_tokens=5" in asked.sampling.grammar.ebnf
+
+
+async def written(model: ModelCard, text: str, stream: bool, fields: dict[str, Any]) -> Any:
+    """Returns content and reasoning of an answer when the model writes `text`."""
+    async with front_of(*writing(text, model=model), model=model) as front:
+        asked = {"messages": MESSAGES, "max_tokens": 200, "stream": stream, **fields}
+        answer = await front.post("/v1/chat/completions", json=asked)
+    assert answer.status_code == 200, answer.text
+    if not stream:
+        messages = [answer.json()["choices"][0]["message"]]
+    else:
+        lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+        messages = [c["delta"] for line in lines for c in json.loads(line)["choices"]]
+    content = "".join(message.get("content") or "" for message in messages)
+    return content, "".join(message.get("reasoning_content") or "" for message in messages)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_is_left_out_or_left_in_where_it_is_asked(model, stream):
+    text = f"{THOUGHT}It rains."
+    assert await written(model, text, stream, {}) == (
+        "It rains.",
+        "The user asks for Oslo: é 漢.",
+    )
+    for fields in ({"include_reasoning": False}, {"reasoning": {"exclude": True}}):
+        assert await written(model, text, stream, fields) == ("It rains.", "")
+    assert await written(model, text, stream, {"separate_reasoning": False}) == (text, "")
+
+
+async def test_reasoning_that_is_left_out_has_no_logprobs(model):
+    answer, _ = await post(
+        "chat/completions", {"include_reasoning": False, "logprobs": True}, model
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logprobs")
 
 
 @pytest.mark.parametrize("logprobs", [None, 0])

@@ -50,8 +50,12 @@ class ChatShape:
     whole_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
 
-    def __init__(self, tokens: TokenBytes, *, is_parsed: bool = False) -> None:
-        """`is_parsed`: choices are made of parts, else of text."""
+    def __init__(
+        self, tokens: TokenBytes, *, is_parsed: bool = False, has_reasoning: bool = True
+    ) -> None:
+        """`is_parsed`: choices are made of parts, else of text. `has_reasoning`: of reasoning,
+        too."""
+        self._has_reasoning = has_reasoning
         self._tokens = tokens
         self._is_parsed = is_parsed
         self._have_calls: set[int] = set()
@@ -97,6 +101,8 @@ class ChatShape:
             return {"content": parts[0].text}
         content = "".join([part.text for part in parts if isinstance(part, Text)])
         reasoning = "".join([part.text for part in parts if isinstance(part, Reasoning)])
+        if not self._has_reasoning:
+            reasoning = ""
         calls = _calls_of(parts)
         if calls:
             self._have_calls.add(updates[0].index)

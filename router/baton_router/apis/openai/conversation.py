@@ -89,9 +89,9 @@ def parsing_of(
             on: so there is no reasoning before it.
     """
     tools, choice = _tools(options), _choice(options)
-    parses_reasoning = bool(card.reasoning_format) and not has_free_grammar
+    has_format = bool(card.reasoning_format) and not has_free_grammar
     is_forced = choice in (Choice.REQUIRED, Choice.NAMED)
-    if not (tools or is_forced or parses_reasoning or options.thinking_token_budget is not None):
+    if not (tools or is_forced or has_format or options.thinking_token_budget is not None):
         return None
     named = options.tool_choice.function.name if isinstance(options.tool_choice, NamedTool) else ""
     return ParsingOptions(
@@ -99,7 +99,7 @@ def parsing_of(
         choice,
         named,
         not options.parallel_tool_calls,
-        parses_reasoning,
+        has_format and options.separate_reasoning,
         options.thinking_token_budget,
     )
 

@@ -132,7 +132,11 @@ class Generations:
         clamps = is_lenient or self._clamps
         calls = [_call(options, model, request_id, prompt, params, parsing, clamps=clamps)]
         if writer_of is None:
-            shape = ChatShape(self._tokens[model.name], is_parsed=parsing is not None)
+            shape = ChatShape(
+                self._tokens[model.name],
+                is_parsed=parsing is not None,
+                has_reasoning=options.include_reasoning,
+            )
             writer_of = partial(ChoiceWriter, options, shape)
         readers = [Reader(0, options.n)]
         return self._exchange(

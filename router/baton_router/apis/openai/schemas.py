@@ -272,6 +272,8 @@ class ChatOptions(GenerationRequest, frozen=True, kw_only=True):
     Attributes:
         reasoning_effort: variable of the chat template; "none" also turns thinking off.
         thinking_token_budget: maximum tokens of reasoning, after which it is ended.
+        include_reasoning: False: the answer comes without its reasoning.
+        separate_reasoning: False: reasoning is part of the text, with its marks.
     """
 
     tool_types: ClassVar[frozenset[str]] = frozenset({"function"})
@@ -286,8 +288,19 @@ class ChatOptions(GenerationRequest, frozen=True, kw_only=True):
     chat_template_kwargs: JsonObject = {}
     modalities: list[Literal["text"]] = []
 
-    # Extension, under the name that other servers use.
+    # Extensions, under the names that other servers use.
     thinking_token_budget: Annotated[int, Meta(ge=0, lt=2**32)] | None = None
+    include_reasoning: bool = True
+    separate_reasoning: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.logprobs and not self.include_reasoning:
+            raise InvalidArgumentError(
+                "logprobs",
+                "is set beside include_reasoning: false; expected one of them, since the tokens of "
+                "reasoning would be in the log-probabilities",
+            )
 
 
 class ChatRequest(ChatOptions, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import lru_cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ from baton.errors import InvalidArgumentError, OverloadedError
 from baton.serving.bounds import Bounds
 from baton.serving.grpc.large_requests import LARGE_BYTES, LargeRequests, Share
 from baton_router.apis.edge.body.objects import objects_of, without_nulls
+from baton_router.apis.edge.body.other_servers import in_own_terms
 from baton_router.apis.edge.body.other_tools import served_tools
 from baton_router.apis.edge.body.structure import PIECE_BYTES, Structure
 from baton_router.apis.edge.body.unknown_fields import Unknown, UnknownFields, find_unknown
@@ -156,7 +158,8 @@ def parse(
     content = _read_json(body)
     if not isinstance(content, dict):
         raise InvalidArgumentError("body", "must be a JSON object")
-    kept = dict(content)
+    given = {name: value for name, value in content.items() if value is not None}
+    kept = in_own_terms(given, _names_of(schema))
     types = getattr(schema, "tool_types", None)
     if types is not None and isinstance(kept.get("tools"), list):
         kept["tools"] = served_tools(kept["tools"], types, unknown)
@@ -165,6 +168,11 @@ def parse(
         raise _double_key(body)
     unknown += find_unknown(kept, schema)
     return request
+
+
+@lru_cache(maxsize=64)
+def _names_of(schema: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(schema.__struct_encode_fields__)
 
 
 def convert(content: Any, kind: Any, field: str = "") -> Any:

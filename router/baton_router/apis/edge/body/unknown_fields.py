@@ -19,6 +19,7 @@ from starlette.types import Scope
 from baton.cluster.throttled_log import ThrottledLog
 from baton.errors import InvalidArgumentError
 from baton_router.apis.edge.body.objects import Objects, objects_of
+from baton_router.apis.edge.body.other_servers import OF_MESSAGES, OTHER_FIELDS
 
 logger = logging.getLogger(__name__)
 
@@ -61,44 +62,6 @@ HINTS: Mapping[str, Any] = {
     "summary": (),
     "user": _ANY,
     "verbosity": (),
-}
-
-# Fields that would change the answer, and the values that would not.
-_REFUSED: Mapping[str, Sequence[Any]] = {
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (),
-    "allowed_token_ids": (),
-    "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "cache_salt": (),
-    "chat_template": (),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "ebnf": (),
-    "echo": (False,),
-    "function_call": ("auto", "none"),
-    "functions": ([],),
-    "include_stop_str_in_output": (False,),
-    "input": (),
-    "json_schema": (),
-    "length_penalty": (1,),
-    "logits_processors": ([],),
-    "messages": (),
-    "modalities": (["text"],),
-    "partial": (False,),
-    "prefix": (False,),
-    "prompt": (),
-    "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "regex": (),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
-    "suffix": ("",),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "web_search_options": (),
 }
 
 
@@ -196,7 +159,7 @@ def _refused_of(schema: type[msgspec.Struct]) -> Mapping[str, Any]:
     if becomes is None:
         return {}
     known = {f.encode_name for f in msgspec.structs.fields(schema)}
-    kept = known | HINTS.keys() | _REFUSED.keys()
+    kept = known | HINTS.keys() | OTHER_FIELDS.keys()
     return {
         f.encode_name: f.default if f.default is not msgspec.NODEFAULT else f.default_factory()
         for f in msgspec.structs.fields(becomes)
@@ -222,7 +185,9 @@ def _walk(value: Any, objects: Objects, path: str, place: str, found: dict[str, 
         for name in (name for name in value if name not in objects.names):
             if value[name] is None:
                 continue
-            if not _is_one_of(value[name], _REFUSED.get(name, _ANY)):
+            other = OTHER_FIELDS.get(name)
+            is_here = not path or name in OF_MESSAGES
+            if other is not None and is_here and value[name] not in other.neutral:
                 raise _refusal(path + name)
             if len(found) < _MAX_FOUND:
                 unknown = Unknown(path + name, place + name, name, value[name], objects.names)
