@@ -7,7 +7,7 @@ file that holds tokens only as hashes. A caller without either is refused, or is
 import hashlib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +33,12 @@ class Tenant:
 
     name: str = DEFAULT_TENANT
     salt: bytes = b""
+
+    def salted(self, text: str) -> "Tenant":
+        """Returns the tenant with a salt of its own for this text; an empty one changes nothing."""
+        if not text:
+            return self
+        return replace(self, salt=hashlib.sha256(self.salt + b"/" + text.encode()).digest())
 
 
 class Caller(Connected, Protocol):

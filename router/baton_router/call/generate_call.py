@@ -136,6 +136,7 @@ class GenerateCall:
         received: output that the client already has, of each sequence; empty: none of any.
         clamps_max_tokens: more tokens than the prompt leaves of the model's length are lowered to
             these, not refused.
+        cache_salt: sets its cached blocks apart from those of the tenant's other requests.
     """
 
     input: PromptInput
@@ -148,6 +149,7 @@ class GenerateCall:
     encoder_inputs: Sequence[EncoderInput] = ()
     received: Sequence[ReceivedOutput] = ()
     clamps_max_tokens: bool = False
+    cache_salt: str = ""
 
     @property
     def kind(self) -> InputKind:

@@ -112,6 +112,7 @@ class Intake:
             end = self._card.tokenizer.decode(token_ids[-_END_TOKENS:], skip_special_tokens=False)
             parsing = request_parsing(self._card, options, end)
             params = constrained(params, self._card, parsing)
+        tenant = tenant.salted(call.cache_salt)
         return Request(
             request_id_of(call.request_id),
             tuple(token_ids),

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from baton.v1 import inference_pb2
+from baton.v1 import inference_pb2, sampling_pb2
 from baton.v1 import prefill_pb2 as pb
 from baton_router.apis.anthropic.schemas import MessagesRequest
 from baton_router.apis.edge.body.other_servers import OTHER_FIELDS
@@ -15,7 +15,7 @@ from baton_router.apis.responses.schemas import ResponsesRequest
 from baton_router.text.model_card import ModelCard
 from tests.support.router.front import front_of
 from tests.support.router.scripted import READY, RELEASED, decode, finished, first, prefill, tokens
-from tests.support.router.written import THOUGHT, writing
+from tests.support.router.written import THOUGHT, ids_of, writing
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 ROUTES: dict[str, dict[str, Any]] = {
@@ -178,6 +178,73 @@ async def test_reasoning_that_is_left_out_has_no_logprobs(model):
         "chat/completions", {"include_reasoning": False, "logprobs": True}, model
     )
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logprobs")
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+async def test_sampling_that_grpc_has_is_taken_over_http(path):
+    _, asked = await post(path, {"bad_words": ["never"], "priority": -3})
+    assert asked.sampling.bad_token_ids
+    assert asked.priority == -3
+    beams = {"use_beam_search": True, "n": 3, "length_penalty": 2.0, "early_stopping": "never"}
+    decoding = decode(READY)
+    async with front_of(prefill(first(), RELEASED), decoding) as front:
+        await front.post(f"/v1/{path}", json={**ROUTES[path], **beams})
+    sampling = decoding.requests[0].sampling
+    assert (sampling.beam_width, sampling.n, sampling.temperature) == (3, 3, 0.0)
+    assert sampling.length_penalty == 2.0
+    assert sampling.early_stopping == sampling_pb2.EARLY_STOPPING_NEVER
+    _, asked = await post(path, {"use_beam_search": True})
+    assert (asked.sampling.beam_width, asked.sampling.temperature) == (0, 0.0)
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions", "responses"])
+async def test_cache_salt_sets_cached_blocks_apart(path):
+    salts = [(await post(path, {"cache_salt": salt}))[1].salt for salt in ("", "a", "a", "b")]
+    assert salts[0] == b""
+    assert salts[1] == salts[2] != salts[3]
+    assert salts[1] != salts[0]
+    assert salts[1] != b"a"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+async def test_answer_has_token_ids_where_they_are_asked_for(model, path, stream):
+    text = "Hello 漢 there."
+    computing, decoding = writing(text, 2, model=model)
+    fields = {**ROUTES[path], "max_tokens": 50, "return_token_ids": True, "stream": stream}
+    async with front_of(computing, decoding, model=model) as front:
+        answer = await front.post(f"/v1/{path}", json=fields)
+    assert answer.status_code == 200, answer.text
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+    chunks = [json.loads(line) for line in lines] if stream else [answer.json()]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    ids = [i for choice in choices for i in choice.get("token_ids", [])]
+    assert ids == ids_of(text, model)
+    about_prompt = choices if path == "completions" else chunks
+    prompts = [each["prompt_token_ids"] for each in about_prompt if "prompt_token_ids" in each]
+    assert prompts == [list(computing.requests[0].token_ids)]
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+async def test_prompt_logprobs_are_those_of_vllm(path):
+    top = inference_pb2.TopLogprobs(token_ids=[9, 8], logprobs=[-0.1, -2.0])
+    found = inference_pb2.PromptLogprobs(position=1, logprobs=[-3.0], top_logprobs=[top])
+    computing = prefill(pb.PrefillResponse(prompt_logprobs=found), first(), RELEASED)
+    asked = {**ROUTES[path], "prompt_logprobs": 2}
+    if path == "completions":
+        asked["prompt"] = [5, 6]
+    async with front_of(computing, decode(READY, tokens(1, 1), finished())) as front:
+        answer = (await front.post(f"/v1/{path}", json=asked)).json()
+    (request,) = computing.requests
+    assert request.sampling.prompt_logprobs == 2
+    told = (answer["choices"][0] if path == "completions" else answer)["prompt_logprobs"]
+    assert told[0] is None
+    assert {int(i): (e["logprob"], e["rank"]) for i, e in told[1].items()} == {
+        9: (pytest.approx(-0.1), 1),
+        8: (-2.0, 2),
+        request.token_ids[1]: (-3.0, None),
+    }
+    assert all(isinstance(entry["decoded_token"], str) for entry in told[1].values())
 
 
 @pytest.mark.parametrize("logprobs", [None, 0])

@@ -66,7 +66,14 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
     "audio": ({"modalities": ["text", "audio"]}, "modalities[1]"),
     "functions": ({"functions": [{"name": "f"}]}, "functions"),
     "an audio answer": ({"audio": {"voice": "alloy"}}, "audio"),
-    "a salt of the cache": ({"cache_salt": "x"}, "cache_salt"),
+    "scores of a prompt in a stream": ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    "two priorities": ({"priority": 1, "baton": {"priority": 2}}, "priority"),
+    "beams that are drawn": (
+        {"use_beam_search": True, "n": 2, "temperature": 0.5},
+        "use_beam_search",
+    ),
+    "too many beams": ({"use_beam_search": True, "n": 17}, "n"),
+    "an empty bad word": ({"bad_words": [""]}, "bad_words[0]"),
     "an earlier call of a function": (
         {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]},
         "messages[0].function_call",

@@ -150,7 +150,7 @@ async def test_strict_front_takes_hints_that_change_nothing():
 
 
 async def test_front_takes_neutral_value_of_unsupported_field():
-    fields = {"suffix": "", "use_beam_search": False, "skip_special_tokens": True}
+    fields = {"suffix": "", "details": False, "skip_special_tokens": True}
     answer = await complete(fields)
     assert answer.status_code == 200
     assert answer.headers[HEADER] == ", ".join(fields)

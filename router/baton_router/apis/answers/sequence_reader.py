@@ -36,6 +36,7 @@ class SequenceDelta:
         finish_reason: set on the choice's last piece.
         stop_reason: stop string or stop token that ended the choice, if one did.
         parts: of the parsed output; empty unless parsing was asked for.
+        token_ids: of its tokens; `text` may lag behind them.
     """
 
     index: int
@@ -44,6 +45,7 @@ class SequenceDelta:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     parts: Sequence[Part] = ()
+    token_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Reader:
         num_output_tokens: tokens received so far.
         num_reasoning_tokens: those of reasoning among them.
         clamped_to: maximum tokens of a sequence, if they are fewer than the client asked for.
+        prompt_scores: log-probabilities of the prompt, from its second token on, that are not
+            repeated; empty unless asked for.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Reader:
         self._echo = echo
         self._is_prompt_alone = is_prompt_alone
         self._scores: list[ScoredToken] = []
+        self.prompt_scores: list[ScoredToken] = []
 
     def read(self, event: ClientEvent) -> Sequence[SequenceDelta]:
         match event:
@@ -123,8 +128,12 @@ class Reader:
             self.clamped_to = request.params.max_tokens
 
     @property
+    def prompt_token_ids(self) -> Sequence[int]:
+        return () if self.accepted is None else self.accepted.request.token_ids
+
+    @property
     def num_prompt_tokens(self) -> int:
-        return 0 if self.accepted is None else len(self.accepted.request.token_ids)
+        return len(self.prompt_token_ids)
 
     @property
     def num_cached_prompt_tokens(self) -> int:
@@ -134,15 +143,19 @@ class Reader:
     def _written(self, delta: OutputDelta) -> SequenceDelta:
         index = self.indices[delta.sequence_index]
         tokens = _scored(delta.tokens) if delta.tokens.logprobs else ()
-        return SequenceDelta(index, delta.text, tokens, parts=delta.parts)
+        return SequenceDelta(
+            index, delta.text, tokens, parts=delta.parts, token_ids=delta.tokens.token_ids
+        )
 
     def _on_scores(self, scores: PromptScores) -> Sequence[SequenceDelta]:
-        if self._echo is None:
-            return []
-        begin = scores.position
-        ids = self._echo.token_ids[begin : begin + len(scores.logprobs)]
-        self._scores += map(ScoredToken, ids, scores.logprobs, _tops(scores.tops))
-        return self._repeated()
+        begin, is_repeated = scores.position, self._echo is not None and self._echo.token_ids
+        ids = self.prompt_token_ids[begin : begin + len(scores.logprobs)]
+        scored = map(ScoredToken, ids, scores.logprobs, _tops(scores.tops))
+        if is_repeated:
+            self._scores += scored
+            return self._repeated()
+        self.prompt_scores += scored
+        return []
 
     def _repeated(self) -> Sequence[SequenceDelta]:
         """Returns the echoed prompt, once all its log-probabilities are known."""

@@ -27,11 +27,13 @@ class Shape(Protocol):
     Attributes:
         id_prefix: prefix of the answer's id.
         whole_name, chunk_name: the `object` of an answer and of a part of one.
+        has_prompts: what is told of a prompt is in its choices, else in the answer.
     """
 
     id_prefix: str
     whole_name: str
     chunk_name: str
+    has_prompts: bool
 
     def opening(self, index: int) -> Json | None:
         """Returns the first chunk of a choice in a stream, if the format has one."""
@@ -39,8 +41,15 @@ class Shape(Protocol):
     def part(self, update: SequenceDelta) -> Json | None:
         """Returns a piece in a stream; None if the client gets nothing of it."""
 
+    def empty(self, index: int) -> Json:
+        """Returns a piece in a stream that adds nothing."""
+
     def whole(self, index: int, updates: Sequence[SequenceDelta]) -> Json:
         """Returns a whole choice from all its pieces."""
+
+    def prompt_logprobs(self, scored: Sequence[ScoredToken]) -> list[Json | None]:
+        """Returns the log-probabilities of a prompt, as vLLM has them: by token id, None for its
+        first token. `scored`: the tokens from the second on."""
 
 
 class ChatShape:
@@ -49,6 +58,7 @@ class ChatShape:
     id_prefix = "chatcmpl-"
     whole_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
+    has_prompts = False
 
     def __init__(
         self, tokens: TokenBytes, *, is_parsed: bool = False, has_reasoning: bool = True
@@ -73,6 +83,12 @@ class ChatShape:
         if update.tokens:
             choice["logprobs"] = self._logprobs(update.tokens)
         return choice
+
+    def empty(self, index: int) -> Json:
+        return self._choice(index, {}, [])
+
+    def prompt_logprobs(self, scored: Sequence[ScoredToken]) -> list[Json | None]:
+        return _prompt_logprobs(self._tokens, scored)
 
     def whole(self, index: int, updates: Sequence[SequenceDelta]) -> Json:
         scored = _tokens_of(updates)
@@ -132,6 +148,7 @@ class CompletionShape:
 
     id_prefix = "cmpl-"
     whole_name = chunk_name = "text_completion"
+    has_prompts = True
 
     def __init__(self, tokens: TokenBytes) -> None:
         self._tokens = tokens
@@ -144,6 +161,12 @@ class CompletionShape:
         if not (update.text or update.tokens or update.finish_reason):
             return None
         return self.whole(update.index, [update])
+
+    def empty(self, index: int) -> Json:
+        return self.whole(index, [])
+
+    def prompt_logprobs(self, scored: Sequence[ScoredToken]) -> list[Json | None]:
+        return _prompt_logprobs(self._tokens, scored)
 
     def whole(self, index: int, updates: Sequence[SequenceDelta]) -> Json:
         scored = _tokens_of(updates)
@@ -193,6 +216,23 @@ class _Offsets:
         if not self._tokens.is_special(token_id):
             self._num_characters += len(self._decoder.decode(self._tokens[token_id]))
         return begin
+
+
+def _prompt_logprobs(tokens: TokenBytes, scored: Sequence[ScoredToken]) -> list[Json | None]:
+    found: list[Json | None] = [None]
+    for token in scored:
+        entries: Json = {
+            str(token_id): {
+                "logprob": logprob,
+                "rank": rank,
+                "decoded_token": tokens.text(token_id),
+            }
+            for rank, (token_id, logprob) in enumerate(token.top, 1)
+        }
+        own = {"logprob": token.logprob, "rank": None, "decoded_token": tokens.text(token.token_id)}
+        entries.setdefault(str(token.token_id), own)
+        found.append(entries)
+    return found
 
 
 def _calls_of(parts: Iterable[Part]) -> list[Json]:

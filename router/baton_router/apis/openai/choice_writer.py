@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from baton_router.apis.answers.answer_writer import COMMENT, AnswerStart, Json, event
-from baton_router.apis.answers.sequence_reader import SequenceDelta
+from baton_router.apis.answers.sequence_reader import Reader, SequenceDelta
 from baton_router.apis.edge.errors import Failure
 from baton_router.apis.openai.choice_formats import Shape
 from baton_router.apis.openai.schemas import GenerationRequest
@@ -25,14 +25,21 @@ class ChoiceWriter:
         self._created = int(time.time())
         options = body.stream_options
         self.opens_with_usage = options is not None and options.continuous_usage_stats
+        self._has_ids = body.return_token_ids
+        self._have_begun: set[int] = set()
 
     def opening(self) -> bytes:
         indices = (index for reader in self._readers for index in reader.indices)
         choices = (self._shape.opening(index) for index in indices)
-        return b"".join(event(self._chunk([choice])) for choice in choices if choice is not None)
+        chunks = [self._chunk([choice]) for choice in choices if choice is not None]
+        if self._has_ids and chunks:
+            chunks[0]["prompt_token_ids"] = self._readers[0].prompt_token_ids
+        return b"".join(map(event, chunks))
 
     def part(self, update: SequenceDelta) -> bytes:
         choice = self._shape.part(update)
+        if self._has_ids:
+            choice = self._with_ids(choice, update)
         return b"" if choice is None else event(self._chunk([choice]))
 
     async def closing(self) -> bytes:
@@ -48,10 +55,43 @@ class ChoiceWriter:
         for update in updates:
             by_index[update.index].append(update)
         choices = [self._shape.whole(index, found) for index, found in by_index.items()]
+        if self._has_ids:
+            for choice, found in zip(choices, by_index.values(), strict=True):
+                choice["token_ids"] = [i for update in found for i in update.token_ids]
         answer = {**self._frame(self._shape.whole_name, choices), "usage": self._usage()}
+        if self._shape.has_prompts:
+            for reader in self._readers:
+                about = self._about_prompt(reader)
+                for choice in choices:
+                    if choice["index"] in reader.indices:
+                        choice |= about
+        else:
+            answer |= self._about_prompt(self._readers[0])
         if self._extra is not None:
             answer["baton"] = self._extra(self._readers)
         return answer
+
+    def _about_prompt(self, reader: Reader) -> Json:
+        """Returns what the client asked to be told of a prompt."""
+        about: Json = {}
+        if self._has_ids:
+            about["prompt_token_ids"] = reader.prompt_token_ids
+        if self._body.prompt_logprobs is not None:
+            about["prompt_logprobs"] = self._shape.prompt_logprobs(reader.prompt_scores)
+        return about
+
+    def _with_ids(self, choice: Json | None, update: SequenceDelta) -> Json | None:
+        """Returns a piece with the ids of its tokens, also of those without text; the first one of
+        a choice with its prompt's, where they are not in the opening."""
+        if choice is None and not update.token_ids:
+            return None
+        choice = self._shape.empty(update.index) if choice is None else choice
+        choice["token_ids"] = update.token_ids
+        if self._shape.has_prompts and update.index not in self._have_begun:
+            self._have_begun.add(update.index)
+            reader = next(r for r in self._readers if update.index in r.indices)
+            choice["prompt_token_ids"] = reader.prompt_token_ids
+        return choice
 
     def _frame(self, name: str, choices: list[Json]) -> Json:
         return {

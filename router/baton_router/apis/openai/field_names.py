@@ -9,6 +9,7 @@ from baton_router.apis.openai.structured_outputs import field_of_grammar
 
 _SAMPLING: Names = {
     r"sampling\.grammar.*": lambda body, _: field_of_grammar(body),
+    r"sampling\.beam_width": "use_beam_search",
     r"sampling\.": "",
 }
 

@@ -255,8 +255,9 @@ def _call(
         params,
         model.name,
         request_id,
-        body.baton.priority,
+        body.priority or body.baton.priority,
         parsing,
+        cache_salt=body.cache_salt,
         clamps_max_tokens=clamps,
     )
 

@@ -8,10 +8,15 @@ import secrets
 from typing import Any
 
 from baton.errors import InvalidArgumentError
-from baton.sampling import DEFAULT_MAX_TOKENS, SamplingParams
+from baton.sampling import DEFAULT_MAX_TOKENS, EarlyStopping, SamplingParams
 from baton_router.apis.openai.schemas import ChatOptions, CompletionRequest, GenerationRequest
 from baton_router.apis.openai.structured_outputs import grammar_of
 
+_EARLY_STOPPING = {
+    False: EarlyStopping.HEURISTIC,
+    True: EarlyStopping.FIRST,
+    "never": EarlyStopping.NEVER,
+}
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 
@@ -25,7 +30,7 @@ def completion_sampling(body: CompletionRequest) -> SamplingParams:
         best_of=body.best_of,
         logprobs=wants_logprobs,
         top_logprobs=body.logprobs or 0,
-        prompt_logprobs=body.logprobs if body.echo else None,
+        prompt_logprobs=body.logprobs if body.echo and wants_logprobs else body.prompt_logprobs,
     )
 
 
@@ -42,12 +47,16 @@ def chat_sampling(body: ChatOptions, num_tokens_left: int) -> SamplingParams:
         num_tokens_left if max_tokens is None else max_tokens,
         logprobs=body.logprobs,
         top_logprobs=body.top_logprobs,
+        prompt_logprobs=body.prompt_logprobs,
     )
 
 
 def _params(body: GenerationRequest, max_tokens: int | None, **others: Any) -> SamplingParams:
+    if body.use_beam_search:
+        others |= _of_beams(body)
     return SamplingParams(
-        temperature=body.temperature,
+        bad_words=tuple(body.bad_words),
+        **{"temperature": body.temperature, **others},
         top_p=body.top_p,
         n=body.n,
         seed=secrets.randbits(64) if body.seed is None else body.seed % 2**64,
@@ -63,8 +72,18 @@ def _params(body: GenerationRequest, max_tokens: int | None, **others: Any) -> S
         stop_token_ids=tuple(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
         max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
-        **others,
     )
+
+
+def _of_beams(body: GenerationRequest) -> dict[str, Any]:
+    """Returns the parameters of a beam search, which one beam makes greedy sampling. It ranks by
+    the model's own probabilities, which temperature 1 leaves as they are."""
+    return {
+        "temperature": 0.0 if body.temperature == 1.0 else body.temperature,
+        "beam_width": body.n if body.n > 1 else 0,
+        "length_penalty": body.length_penalty,
+        "early_stopping": _EARLY_STOPPING[body.early_stopping],
+    }
 
 
 def _logit_bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:

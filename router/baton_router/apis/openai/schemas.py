@@ -13,6 +13,7 @@ from baton.errors import InvalidArgumentError
 from baton_router.apis.edge.body.bodies import check_ids
 
 JsonObject = dict[str, Any]
+Priority = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 
 
 class _Schema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +41,7 @@ class BatonOptions(_Schema, frozen=True):
 
     timeline: bool = False
     timeout_s: Annotated[float, Meta(gt=0, le=86_400)] | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] = 0
+    priority: Priority = 0
 
 
 class JsonSchema(_Schema, frozen=True):
@@ -90,7 +91,16 @@ class StructuredOutputs(_Schema, frozen=True, kw_only=True):
 
 
 class GenerationRequest(_Schema, frozen=True, forbid_unknown_fields=False):
-    """Request fields that completions and chat completions share."""
+    """Request fields that completions and chat completions share.
+
+    Attributes:
+        use_beam_search: `n` beams, which are returned; `length_penalty` and `early_stopping` are
+            theirs.
+        prompt_logprobs: log-probabilities of the prompt's tokens, and of so many most likely ones.
+        return_token_ids: the answer has the ids of its tokens and of the prompt's.
+        cache_salt: only requests of the tenant with the same salt find their prefixes cached.
+        priority: as in `baton`.
+    """
 
     model: str = ""
     stream: bool = False
@@ -119,9 +129,24 @@ class GenerationRequest(_Schema, frozen=True, forbid_unknown_fields=False):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
+    bad_words: list[str] = []
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    prompt_logprobs: int | None = None
+    return_token_ids: bool = False
+    cache_salt: str = ""
+    priority: Priority = 0
     baton: BatonOptions = field(default_factory=BatonOptions)
 
     def __post_init__(self) -> None:
+        if self.priority and self.baton.priority not in (0, self.priority):
+            raise InvalidArgumentError("priority", "is set beside baton.priority; give one of them")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidArgumentError(
+                "prompt_logprobs",
+                "is set with stream: true; expected a whole answer",
+            )
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise InvalidArgumentError("seed", f"is {self.seed}; must be in [-2^63, 2^64)")
 
@@ -137,6 +162,10 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ids(self.prompt, "prompt")
+        if self.prompt_logprobs is not None and self.echo and self.logprobs is not None:
+            raise InvalidArgumentError(
+                "prompt_logprobs", "is set beside echo and logprobs, which are the same; give one"
+            )
 
     @property
     def is_prompt_alone(self) -> bool:

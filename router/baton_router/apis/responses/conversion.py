@@ -134,6 +134,8 @@ def options_of(body: ResponsesRequest, functions: Functions) -> ChatOptions:
         seed=body.seed,
         stop=body.stop,
         ignore_eos=body.ignore_eos,
+        cache_salt=body.cache_salt,
+        priority=body.priority,
         response_format=_response_format(body.text),
         tools=[
             Tool("function", Function(f.name, f.tool.description, f.tool.parameters, f.tool.strict))

@@ -11,7 +11,13 @@ from msgspec import Struct, field
 
 from baton.errors import InvalidArgumentError
 from baton_router.apis.edge.body.objects import Hint
-from baton_router.apis.openai.schemas import BatonOptions, ChatRequest, JsonObject, StreamOptions
+from baton_router.apis.openai.schemas import (
+    BatonOptions,
+    ChatRequest,
+    JsonObject,
+    Priority,
+    StreamOptions,
+)
 
 # Fields that would change the answer.
 _UNSUPPORTED = ("background", "context_management", "conversation", "moderation", "prompt")
@@ -171,6 +177,8 @@ class ResponsesRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields
     seed: int | None = None
     stop: str | list[str] = []
     ignore_eos: bool = False
+    cache_salt: str = ""
+    priority: Priority = 0
     chat_template_kwargs: JsonObject = {}
     baton: BatonOptions = field(default_factory=BatonOptions)
 
