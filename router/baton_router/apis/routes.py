@@ -47,6 +47,7 @@ from baton_router.apis.openai.field_names import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
     EMBEDDINGS,
+    RERANKS,
     SCORES,
 )
 from baton_router.apis.openai.generations import Generations
@@ -57,6 +58,8 @@ from baton_router.apis.openai.schemas import (
     DetokenizeResponse,
     EmbeddingRequest,
     EmbeddingResponse,
+    RerankRequest,
+    RerankResponse,
     ScoreRequest,
     ScoreResponse,
     TokenizeRequest,
@@ -71,6 +74,9 @@ from baton_router.lifecycle.in_flight import Requests
 from baton_router.routing.admission.rate_limit import RateLimits
 from baton_router.routing.admission.readiness import RouterReadiness
 from baton_router.served.served_models import Models, ServedModel
+
+# Whose answers lack the documents, as those of Cohere.
+_COHERE_RERANK = "/v2/rerank"
 
 _Body = TypeVar("_Body", bound=Struct)
 _Made = TypeVar("_Made")
@@ -227,6 +233,17 @@ class Routes:
                 ScoreRequest,
                 ScoreResponse,
             ),
+            *(
+                Endpoint(
+                    "POST",
+                    path,
+                    self.rerank,
+                    "Sorts documents by their relevance to a query",
+                    RerankRequest,
+                    RerankResponse,
+                )
+                for path in ("/rerank", "/v1/rerank", _COHERE_RERANK)
+            ),
             Endpoint("GET", "/v1/models", self.models, "Lists the models"),
             Endpoint("GET", "/v1/models/{name:path}", self.model, "Describes a model"),
             Endpoint(
@@ -302,6 +319,12 @@ class Routes:
 
     async def score(self, request: Request) -> Response:
         return await self._generate(request, ScoreRequest, self._pooled.score, SCORES)
+
+    async def rerank(self, request: Request) -> Response:
+        """Sorts documents by their scores, in the forms of Jina and of Cohere."""
+        has_documents = request.url.path != _COHERE_RERANK
+        make = partial(self._pooled.rerank, has_documents=has_documents)
+        return await self._generate(request, RerankRequest, make, RERANKS)
 
     async def tokenize(self, request: Request) -> Response:
         return await self._compute(request, TokenizeRequest, self._generations.tokenize)

@@ -154,6 +154,45 @@ async def test_embedding_of_too_long_text_is_refused_as_clients_expect():
             assert "this model's maximum context length is 2048 tokens" in error["message"]
 
 
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+@pytest.mark.parametrize("documents", [["y", "z", "x"], [{"text": "y"}, {"text": "z"}, "x"]])
+async def test_rerank_sorts_documents_by_score(path, documents):
+    one = worker()
+    one.script = Scripts([[ADMITTED, STARTED, result(value)] for value in (-1.0, 2.0, 0.0)])
+    asked = {"query": "q", "documents": documents, "top_n": 2}
+    async with front(one, model=embedder("score"), limits=Quota(max_concurrent=1)) as client:
+        answer = (await client.post(path, json=asked)).json()
+        bare = await client.post(path, json={**asked, "return_documents": False})
+        told = await client.post(path, json={**asked, "return_documents": True})
+    assert [found["index"] for found in answer["results"]] == [1, 2]
+    scores = [found["relevance_score"] for found in answer["results"]]
+    assert scores == pytest.approx([0.8808, 0.5], abs=1e-4)
+    texts = [found.get("document") for found in answer["results"]]
+    assert texts == ([None] * 2 if path == "/v2/rerank" else [{"text": "z"}, {"text": "x"}])
+    assert "document" not in bare.json()["results"][0]
+    assert "document" in told.json()["results"][0]
+    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 0
+    assert answer["model"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"documents": []}, "documents"),
+        ({"documents": ["a", ""]}, "documents[1]"),
+        ({"documents": ["a", {"image": "x"}]}, "documents[1].text"),
+        ({"query": ""}, "query"),
+        ({"query": None}, "query"),
+        ({"top_n": 0}, "top_n"),
+    ],
+)
+async def test_rerank_refuses_bad_field_by_name(fields, param):
+    asked = {"query": "q", "documents": ["y"], **fields}
+    async with front(worker(), model=embedder("score")) as client:
+        answer = await client.post("/v1/rerank", json=asked)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
 async def test_models_list_pooled_outputs():
     async with front(worker()) as client:
         (listed,) = (await client.get("/v1/models")).json()["data"]

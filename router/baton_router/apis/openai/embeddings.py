@@ -23,6 +23,10 @@ from baton_router.apis.openai.schemas import (
     Embedding,
     EmbeddingRequest,
     EmbeddingResponse,
+    RerankDocument,
+    RerankRequest,
+    RerankResponse,
+    RerankResult,
     Score,
     ScoreRequest,
     ScoreResponse,
@@ -66,7 +70,7 @@ class PooledHttpCall:
 
 
 class PooledOutputs:
-    """Factory of exchanges of `/v1/embeddings` and `/v1/score`.
+    """Factory of exchanges of `/v1/embeddings`, `/v1/score` and rerank requests.
 
     Args:
         timeout: deadline in seconds of requests without one.
@@ -111,6 +115,36 @@ class PooledOutputs:
                 created=int(time.time()),
                 model=response.model,
                 data=[Score(index=i, score=score) for i, score in enumerate(response.scores)],
+                usage=_usage(response.num_prompt_tokens),
+            )
+
+        return PooledHttpCall(caller, deadline, call.request_id, answer)
+
+    async def rerank(
+        self, body: RerankRequest, caller: Caller, *, has_documents: bool
+    ) -> PooledHttpCall:
+        """Makes the exchange of a rerank request. `has_documents`: the answer has the documents
+        unless the request says. Raises `InvalidArgumentError`."""
+        deadline = self._deadline(body.baton)
+        texts = [given if isinstance(given, str) else given.text for given in body.documents]
+        pairs = [(body.query, text) for text in texts]
+        call = ScoreCall(pairs, body.model, secrets.token_hex(8), body.baton.priority)
+        is_told = has_documents if body.return_documents is None else body.return_documents
+
+        async def answer() -> RerankResponse:
+            response = await self._models.score(call, caller, deadline)
+            ranked = sorted(enumerate(response.scores), key=lambda scored: -scored[1])
+            return RerankResponse(
+                id=response.request_id,
+                model=response.model,
+                results=[
+                    RerankResult(
+                        index=at,
+                        relevance_score=score,
+                        document=RerankDocument(texts[at]) if is_told else None,
+                    )
+                    for at, score in ranked[: body.top_n]
+                ],
                 usage=_usage(response.num_prompt_tokens),
             )
 

@@ -51,6 +51,9 @@ CHAT_COMPLETIONS = FieldNames(
     }
 )
 EMBEDDINGS = FieldNames({r"inputs((?:\[\d+\])*)(\.\w+)?$": r"input\1"})
+RERANKS = FieldNames(
+    {r"pairs\[\d+\]\.first$": "query", r"pairs((?:\[\d+\])?)(\.second)?$": r"documents\1"}
+)
 SCORES = FieldNames(
     {
         r"pairs(\[\d+\])?\.first$": lambda body, _: score_fields(body)[0],

@@ -457,6 +457,52 @@ class ScoreResponse(Struct, frozen=True, kw_only=True):
     usage: TokenUsage
 
 
+class RerankText(_Schema, frozen=True, forbid_unknown_fields=False):
+    """Document of a rerank request, as an object."""
+
+    text: str
+
+
+class RerankRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Request body of `/rerank`, `/v1/rerank` and `/v2/rerank`, as Jina and Cohere have it.
+
+    Attributes:
+        top_n: number of documents to return; None: all.
+        return_documents: the answer has their texts; unset: not that of `/v2/rerank`.
+    """
+
+    model: str = ""
+    query: str
+    documents: list[str | RerankText]
+    top_n: Annotated[int, Meta(ge=1)] | None = None
+    return_documents: bool | None = None
+    baton: BatonOptions = field(default_factory=BatonOptions)
+
+
+class RerankDocument(Struct, frozen=True):
+    """Text of a document."""
+
+    text: str
+
+
+class RerankResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Document with its score. `index`: in the request."""
+
+    index: int
+    relevance_score: float
+    document: RerankDocument | None = None
+
+
+class RerankResponse(Struct, frozen=True, kw_only=True):
+    """Response body of rerank requests: the best document first."""
+
+    id: str
+    object: Literal["list"] = "list"
+    model: str
+    results: list[RerankResult]
+    usage: TokenUsage
+
+
 class VersionResponse(Struct, frozen=True):
     """Response body of `/version`."""
 
