@@ -296,6 +296,7 @@ def _http_server(
         models,
         timeout,
         partial(timeline_for, tenants=tenants),
+        reasoning_field=settings.http.reasoning_field,
         clamps_max_tokens=settings.http.excess_max_tokens == "clamp",
     )
     responses = Responses(generations, ResponseStore(redis, settings.responses), tenants)

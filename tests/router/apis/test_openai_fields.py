@@ -146,9 +146,12 @@ async def test_reasoning_options_set_effort_and_budget(model):
     assert "max_tokens=5" in asked.sampling.grammar.ebnf
 
 
-async def written(model: ModelCard, text: str, stream: bool, fields: dict[str, Any]) -> Any:
-    """Returns content and reasoning of an answer when the model writes `text`."""
-    async with front_of(*writing(text, model=model), model=model) as front:
+async def written(
+    model: ModelCard, text: str, stream: bool, fields: dict[str, Any], **settings: Any
+) -> Any:
+    """Returns content, reasoning_content and reasoning of an answer when the model writes
+    `text`."""
+    async with front_of(*writing(text, model=model), model=model, **settings) as front:
         asked = {"messages": MESSAGES, "max_tokens": 200, "stream": stream, **fields}
         answer = await front.post("/v1/chat/completions", json=asked)
     assert answer.status_code == 200, answer.text
@@ -157,20 +160,21 @@ async def written(model: ModelCard, text: str, stream: bool, fields: dict[str, A
     else:
         lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
         messages = [c["delta"] for line in lines for c in json.loads(line)["choices"]]
-    content = "".join(message.get("content") or "" for message in messages)
-    return content, "".join(message.get("reasoning_content") or "" for message in messages)
+    names = ("content", "reasoning_content", "reasoning")
+    return tuple("".join(message.get(name) or "" for message in messages) for name in names)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_reasoning_is_left_out_or_left_in_where_it_is_asked(model, stream):
     text = f"{THOUGHT}It rains."
-    assert await written(model, text, stream, {}) == (
-        "It rains.",
-        "The user asks for Oslo: é 漢.",
-    )
+    thought = "The user asks for Oslo: é 漢."
+    assert await written(model, text, stream, {}) == ("It rains.", thought, thought)
     for fields in ({"include_reasoning": False}, {"reasoning": {"exclude": True}}):
-        assert await written(model, text, stream, fields) == ("It rains.", "")
-    assert await written(model, text, stream, {"separate_reasoning": False}) == (text, "")
+        assert await written(model, text, stream, fields) == ("It rains.", "", "")
+    assert await written(model, text, stream, {"separate_reasoning": False}) == (text, "", "")
+    for name, told in (("reasoning", ("", thought)), ("reasoning_content", (thought, ""))):
+        found = await written(model, text, stream, {}, reasoning_field=name)
+        assert found == ("It rains.", *told)
 
 
 async def test_reasoning_that_is_left_out_has_no_logprobs(model):

@@ -80,6 +80,7 @@ def routes_to(
     max_waiting: int = MAX_WAITING,
     responses_ttl: float = 0.0,
     redis: Redis | None = None,
+    reasoning_field: str = "both",
     unknown: UnknownFields | None = None,
     origins: str | None = None,
     images: ImageReader | None = None,
@@ -95,6 +96,7 @@ def routes_to(
         max_waiting,
         responses_ttl=responses_ttl,
         redis=redis,
+        reasoning_field=reasoning_field,
         unknown=unknown,
         origins=origins,
         images=images,
@@ -117,6 +119,7 @@ def routes_of(
     aliases: Mapping[str, Weights] = MappingProxyType({}),
     responses_ttl: float = 0.0,
     redis: Redis | None = None,
+    reasoning_field: str = "both",
     unknown: UnknownFields | None = None,
     origins: str | None = None,
     images: ImageReader | None = None,
@@ -135,7 +138,12 @@ def routes_of(
     models = Models(served, tenants, limits, lambda: aliases)
     extra_of = partial(timeline_for, tenants=tenants)
     generations = Generations(
-        models, SECONDS, extra_of, clamps_max_tokens=clamps, max_silence=max_silence
+        models,
+        SECONDS,
+        extra_of,
+        reasoning_field=reasoning_field,
+        clamps_max_tokens=clamps,
+        max_silence=max_silence,
     )
     store = ResponseStore(
         redis or connect(NO_REDIS), ResponseLimits(ttl_s=responses_ttl, per_tenant=9)
@@ -207,6 +215,7 @@ async def front_of(
     max_waiting: int = MAX_WAITING,
     responses_ttl: float = 0.0,
     redis: Redis | None = None,
+    reasoning_field: str = "both",
     unknown: UnknownFields | None = None,
     origins: str | None = None,
     images: ImageReader | None = None,
@@ -225,6 +234,7 @@ async def front_of(
             max_waiting,
             responses_ttl,
             redis,
+            reasoning_field,
             unknown,
             origins,
             images,

@@ -90,3 +90,8 @@ class HttpSettings(ConnectionLimits, BodyLimits):
         "they are lowered to that, and the header x-baton-clamped of the answer tells to what. "
         "refuse: 400; not of /v1/messages, which clamps as Anthropic's API does.",
     )
+    reasoning_field: Literal["both", "reasoning", "reasoning_content"] = setting(
+        "both",
+        "Field of chat completions that has the reasoning: reasoning_content, as most clients read "
+        "it, reasoning, as newer ones do, or both.",
+    )

@@ -61,11 +61,15 @@ class ChatShape:
     has_prompts = False
 
     def __init__(
-        self, tokens: TokenBytes, *, is_parsed: bool = False, has_reasoning: bool = True
+        self,
+        tokens: TokenBytes,
+        *,
+        is_parsed: bool = False,
+        reasoning_names: Sequence[str] = ("reasoning_content",),
     ) -> None:
-        """`is_parsed`: choices are made of parts, else of text. `has_reasoning`: of reasoning,
-        too."""
-        self._has_reasoning = has_reasoning
+        """`is_parsed`: choices are made of parts, else of text. `reasoning_names`: fields that have
+        the reasoning; empty: it is left out."""
+        self._reasoning_names = reasoning_names
         self._tokens = tokens
         self._is_parsed = is_parsed
         self._have_calls: set[int] = set()
@@ -117,12 +121,11 @@ class ChatShape:
             return {"content": parts[0].text}
         content = "".join([part.text for part in parts if isinstance(part, Text)])
         reasoning = "".join([part.text for part in parts if isinstance(part, Reasoning)])
-        if not self._has_reasoning:
-            reasoning = ""
         calls = _calls_of(parts)
         if calls:
             self._have_calls.add(updates[0].index)
-        message = {"content": content, "reasoning_content": reasoning, "tool_calls": calls}
+        thought = dict.fromkeys(self._reasoning_names, reasoning)
+        message = {"content": content, **thought, "tool_calls": calls}
         return {name: value for name, value in message.items() if value}
 
     def _ending(self, index: int, updates: Iterable[SequenceDelta]) -> Json:

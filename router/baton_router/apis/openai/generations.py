@@ -50,6 +50,7 @@ class Generations:
         clamps_max_tokens: more tokens than the prompt leaves of the model's length are lowered to
             these; False: refused.
         max_silence: seconds, as of `HttpCall`.
+        reasoning_field: that of chat completions with the reasoning, or "both".
     """
 
     def __init__(
@@ -60,12 +61,15 @@ class Generations:
         *,
         clamps_max_tokens: bool = True,
         max_silence: float = MAX_SILENCE,
+        reasoning_field: str = "both",
     ) -> None:
         self._models = models
         self._clamps = clamps_max_tokens
         self._timeout = timeout
         self._extra_of = extra_of
         self._max_silence = max_silence
+        both = ("reasoning_content", "reasoning")
+        self._reasoning_names = both if reasoning_field == "both" else (reasoning_field,)
         self._tokens = {model.name: TokenBytes(_tokenizer(model)) for model in models}
 
     async def complete(self, body: CompletionRequest, caller: Caller) -> HttpCall:
@@ -135,7 +139,7 @@ class Generations:
             shape = ChatShape(
                 self._tokens[model.name],
                 is_parsed=parsing is not None,
-                has_reasoning=options.include_reasoning,
+                reasoning_names=self._reasoning_names if options.include_reasoning else (),
             )
             writer_of = partial(ChoiceWriter, options, shape)
         readers = [Reader(0, options.n)]

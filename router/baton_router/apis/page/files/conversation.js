@@ -140,7 +140,8 @@ class Card {
   take(chunk) {
     for (const { delta, text, finish_reason: reason } of chunk.choices) {
       this.write(delta ? delta.content : text);
-      if (delta?.reasoning_content) this.think(delta.reasoning_content);
+      const thought = delta?.reasoning_content ?? delta?.reasoning;
+      if (thought) this.think(thought);
       for (const call of delta?.tool_calls ?? []) this.call(call);
       if (reason === "length") this.note(`Cut at ${this.bound}`);
     }
