@@ -459,6 +459,15 @@ def test_parser_returns_text_alone_where_no_tool_may_be_called(name):
     assert parse(format_of(name).parser(options), [text]) == [Text(text)]
 
 
+@every_way
+def test_parser_returns_no_call_where_no_tool_may_be_called(way):
+    text = way.write([("get", {"city": "Rome"})], "")
+    for options in (ParsingOptions(tools=TOOLS, choice=Choice.NONE), ParsingOptions()):
+        for cut in range(len(text)):
+            parts = parts_of(way, text, cut, options=options)
+            assert (text_of(parts), calls_of(parts)) == (text, [])
+
+
 def test_kept_tokens_are_the_special_tokens_of_the_format():
     kept = output_format("hermes", "think", TOKENIZER).kept_tokens
     assert kept == {"<tool_call>", "</tool_call>", "<think>", "</think>"}

@@ -113,7 +113,8 @@ def _read(reader: Reader, parts: PartCollector, options: ParsingOptions) -> Step
 
 
 def _read_message(reader: Reader, parts: PartCollector, options: ParsingOptions) -> Steps[None]:
-    """Reads a message. Raises `NotACall` if it is none, and `CutOff`."""
+    """Reads a message. Raises `NotACall` if it is none, or a call where no tool may be called, and
+    `CutOff`."""
     while (end := reader.rest.find(_MESSAGE)) < 0:
         if len(reader.rest) > _MAX_HEADER_LENGTH:
             raise NotACall
@@ -121,6 +122,8 @@ def _read_message(reader: Reader, parts: PartCollector, options: ParsingOptions)
     header = reader.take(end + len(_MESSAGE))
     recipient = _RECIPIENT.search(header)
     if recipient is not None:
+        if not parts.tools:
+            raise NotACall
         yield from _read_call(reader, parts, recipient[1])
     elif "analysis" in header:
         kept = reader.release()
