@@ -98,9 +98,11 @@ class ImageFiles:
 
 
 def _from_base64(content: str, max_bytes: int, field: str) -> bytes:
+    content = "".join(content.split())  # some clients break lines, and some leave out the padding
     _check_size(len(content) // 4 * 3 - 2, max_bytes, field)  # before it is decoded
+    padded = content + "=" * (-len(content) % 4)
     try:
-        return binascii.a2b_base64(content.encode("ascii"), strict_mode=True)
+        return binascii.a2b_base64(padded.encode("ascii"), strict_mode=True)
     except (UnicodeEncodeError, binascii.Error) as error:
         raise ImageError(field, f"is no base64: {error}") from None
 

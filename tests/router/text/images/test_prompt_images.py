@@ -186,6 +186,14 @@ async def test_tokenize_expands_images(intake):
     assert text.count(IMAGE_TOKEN) == TOKENS_PER_IMAGE
 
 
+def without_padding(text: str) -> str:
+    return text.rstrip("=")
+
+
+def wrapped(text: str) -> str:
+    return "\r\n".join(text[at : at + 76] for at in range(0, len(text), 76)) + "\n"
+
+
 async def test_other_number_of_placeholders_is_refused(intake):
     for fields, field in (
         ({"text": text_of(2), "images": files(1)}, "input.text"),
@@ -221,9 +229,12 @@ async def test_image_is_turned_as_its_exif_says(intake):
     assert found[0] == found[1]
 
 
-async def test_data_url_equals_the_file(intake):
+@pytest.mark.parametrize("written", [str, without_padding, wrapped])
+async def test_data_url_equals_the_file(intake, written):
     file = encoded(image(1))
-    url = "data:image/png;base64," + base64.b64encode(file).decode()
+    while len(file) % 3 != 1:  # so that there is padding
+        file += b"\0"
+    url = "data:image/png;base64," + written(base64.b64encode(file).decode())
     by_url = await read(intake, text=text_of(1), images=[pb.Image(url=url)])
     by_file = await read(intake, text=text_of(1), images=[pb.Image(data=file)])
     assert by_url.encoder_inputs == by_file.encoder_inputs
