@@ -16,7 +16,7 @@ from baton.cluster.events.kv_events import KvEvents
 from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import BlockHash
 from baton.serving.listening import host_and_port
-from baton_picker.addresses import host_port
+from baton_picker.addresses import Subset, host_port
 from baton_picker.probe import Probe, Reading
 from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.fleet.circuit_breaker import CircuitBreaker
@@ -37,6 +37,7 @@ class Endpoint:
     """Model server: its load, circuit breaker, latest reading and assumed prefix cache.
 
     Attributes:
+        host: its IP address.
         is_listed: it is one of the configured endpoints, not one that a subset hint named.
         used_at: time of the latest request that named it, in seconds.
         num_unanswered: requests sent there whose answer has not begun.
@@ -44,6 +45,7 @@ class Endpoint:
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self.host, _ = host_port(address, "endpoint")
         self.is_listed = False
         self.used_at = time.monotonic()
         self.load = Load()
@@ -112,14 +114,18 @@ class Endpoints:
     def get(self, address: str) -> Endpoint | None:
         return self._known.get(address)
 
-    def eligible(self, subset: Iterable[str] | None) -> list[Endpoint]:
+    def eligible(self, subset: Subset | None) -> list[Endpoint]:
         """Returns the endpoints that a request may go to: the configured ones, or those of them in
-        `subset`; all of `subset` if none is configured."""
+        `subset`; all of `subset` if none is configured, and of a host in it those that are
+        known."""
         if self._names:
             listed = (one for one in self.all if one.is_listed)
-            return [one for one in listed if subset is None or one.address in subset]
-        now = time.monotonic()
-        found = [self._add(address) for address in sorted(set(subset or ()))]
+            return [one for one in listed if subset is None or subset.has(one.address, one.host)]
+        now, given = time.monotonic(), subset or Subset()
+        found = [self._add(address) for address in sorted(given.addresses)]
+        if given.hosts:
+            others = (one for one in self.all if one.address not in given.addresses)
+            found += [one for one in others if one.host in given.hosts]
         for endpoint in found:
             endpoint.used_at = now
         return found

@@ -17,6 +17,7 @@ from baton.envoy import external_processor_pb2 as pb
 from baton.envoy.processing_mode_pb2 import ProcessingMode
 from baton.errors import InvalidArgumentError, OverloadedError
 from baton_picker import envoy_messages
+from baton_picker.addresses import Subset
 from baton_picker.held_bytes import HeldBytes
 from baton_picker.picker import EndpointPicker, Pick
 from baton_picker.prompt import NO_PROMPT, PickedPrompt, PromptReader
@@ -43,7 +44,7 @@ class EnvoyCall:
         self._max_bytes = max_bytes
         self._request_mode: Any = _DUPLEX
         self._response_mode: Any = _DUPLEX
-        self._subset: frozenset[str] | None = None
+        self._subset: Subset | None = None
         self._request_id = ""
         self._has_prompt = False
         self._has_begun = False

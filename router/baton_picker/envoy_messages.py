@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from baton.envoy import base_pb2, http_status_pb2
 from baton.envoy import external_processor_pb2 as pb
 from baton.errors import InvalidArgumentError
-from baton_picker.addresses import endpoint
+from baton_picker.addresses import Subset
 from baton_picker.picker import Pick
 from baton_router.apis.edge.errors import Failure
 
@@ -35,16 +35,19 @@ def headers_of(headers: base_pb2.HeaderMap) -> dict[str, str]:
     }
 
 
-def subset_of(request: pb.ProcessingRequest) -> frozenset[str] | None:
-    """Returns the endpoints to pick from; None without a subset hint. Raises `InvalidArgumentError`
-    if it is no list of addresses."""
+def subset_of(request: pb.ProcessingRequest) -> Subset | None:
+    """Returns the endpoints to pick from; None without a subset hint. It is a list of addresses, or
+    a text, as rules of Envoy make it of a header. Raises `InvalidArgumentError` for other forms: an
+    Envoy that lets requests pass after a failure would send them out of the subset."""
     hint = request.metadata_context.filter_metadata.get(_SUBSET_NAMESPACE)
     if hint is None or _SUBSET not in hint.fields:
         return None
     given = hint.fields[_SUBSET]
-    if given.WhichOneof("kind") != "list_value":
-        raise InvalidArgumentError(_SUBSET, "is no list; expected a list of IP:PORT")
-    return frozenset(endpoint(one.string_value, _SUBSET) for one in given.list_value.values)
+    is_list = given.WhichOneof("kind") == "list_value"
+    values = given.list_value.values if is_list else [given]
+    if any(one.WhichOneof("kind") != "string_value" for one in values):
+        raise InvalidArgumentError(_SUBSET, "is no text or list of texts; expected IP:PORT")
+    return Subset.read((one.string_value for one in values), _SUBSET)
 
 
 def served_by(response: pb.ProcessingRequest) -> str:

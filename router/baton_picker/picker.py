@@ -5,11 +5,12 @@ Independent of ext_proc: `exchange.py` has the protocol, `wire.py` its messages.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 
 from baton.cluster.prefix import BlockHash, PrefixNamespace, hash_chain
 from baton.errors import OverloadedError, UnavailableError
+from baton_picker.addresses import Subset
 from baton_picker.endpoints import AT_LIMIT, Endpoint, Endpoints
 from baton_picker.prompt import PickedPrompt
 from baton_router.routing.fleet.candidate import Candidate
@@ -111,11 +112,11 @@ class EndpointPicker:
         self._recorder = recorder
         self._mean_tokens = 0.0
 
-    def pick(self, request_id: str, prompt: PickedPrompt, subset: Collection[str] | None) -> Pick:
+    def pick(self, request_id: str, prompt: PickedPrompt, subset: Subset | None) -> Pick:
         """Returns the pick, to be closed when the request ends.
 
         Args:
-            subset: the addresses to pick from; None: all configured ones.
+            subset: the endpoints to pick from; None: all configured ones.
 
         Raises:
             UnavailableError: no model server can take the request.

@@ -27,6 +27,9 @@ from baton_router.routing.placement.decision import Rules
 from baton_router.routing.placement.record.recorder import Recorder, recording
 from baton_router.text.model_card import ModelCard, read_model_card
 
+# By which the probes of an InferencePool ask.
+_HEALTH_NAME = "inference-extension"
+
 
 class EndpointPickerServer:
     """Server of an endpoint picker, with its components. Use: `start`, then `stop`."""
@@ -34,7 +37,7 @@ class EndpointPickerServer:
     def __init__(
         self, settings: PickerSettings, rules: Rules, card: ModelCard, recorder: Recorder | None
     ) -> None:
-        self.server = Server(settings, health_names=(SERVICE,))
+        self.server = Server(settings, health_names=(SERVICE, _HEALTH_NAME))
         self.held = HeldBytes(settings.max_held_bytes)
         self.endpoints = Endpoints(
             [name for name in settings.endpoints.split(",") if name.strip()],

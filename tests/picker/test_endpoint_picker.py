@@ -501,8 +501,7 @@ WRONG = {
         request_headers(["127.0.0.1:1"]), *[request_body(completion("a"))] * 2
     ],
     "gRPC mode": [request_headers(["127.0.0.1:1"], (MODES.GRPC, MODES.NONE))],
-    "subset is a text": [request_headers("127.0.0.1:1")],
-    "subset without port": [request_headers(["127.0.0.1"])],
+    "subset is a number": [request_headers(1)],
     "subset of names": [request_headers(["localhost:80"])],
     "subset of numbers": [request_headers([1, 2])],
     "subset of large ports": [request_headers(["127.0.0.1:65536"])],
@@ -541,8 +540,44 @@ async def test_picker_ends_streams_in_observability_mode(servers):
 async def test_picker_reports_health_by_the_names_of_the_protocol():
     async with picking() as (running, _):
         address = f"127.0.0.1:{running.server.port}"
-        for name in ("liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor"):
+        service = "envoy.service.ext_proc.v3.ExternalProcessor"
+        for name in ("liveness", "readiness", service, "inference-extension"):
             assert await asyncio.to_thread(health_of, address, name)
+
+
+@pytest.mark.parametrize("is_configured", [False, True])
+@pytest.mark.parametrize(
+    ("form", "numbers"),
+    [
+        ("{0},{1}", {0, 1}),
+        (" {1} ,", {1}),
+        (["{0},{1}"], {0, 1}),
+        (["{1}", ""], {1}),
+        ("127.0.0.1", {0, 1}),
+        (["127.0.0.1"], {0, 1}),
+        (["127.0.0.2", "{0}"], {0}),
+        ("", set()),
+        ([""], set()),
+        ([], set()),
+        ("127.0.0.2", set()),
+        ("::1", set()),
+        ("[::1]", set()),
+    ],
+)
+async def test_picker_takes_subset_hint_in_every_form(servers, is_configured, form, numbers):
+    def filled(text):
+        return text.format(*servers)
+
+    subset = filled(form) if isinstance(form, str) else list(map(filled, form))
+    async with picking(endpoints=",".join(servers) if is_configured else "") as (_, stub):
+        for server in servers:  # so that they are known
+            await picked_for(stub, "a", [server])
+        body = request_body(completion("a"))
+        answers = [await exchanged(stub, request_headers(subset), body) for _ in range(6)]
+    if not numbers:
+        assert {answer[0].immediate_response.status.code for answer in answers} == {503}
+    else:
+        assert {destination(answer[0]) for answer in answers} <= {servers[i] for i in numbers}
 
 
 async def test_picker_takes_ipv6_endpoints(servers):
