@@ -80,6 +80,7 @@ class Conversation:
         is_of_items: each turn is one item: what the model thought, said and called in one turn is
             in several, and instructions may lead in several.
         merges_turns: adjacent turns of the user, and of the model, are one.
+        continues_answer: the last turn is the beginning of the answer.
     """
 
     turns: Sequence[Turn]
@@ -88,6 +89,7 @@ class Conversation:
     effort: str | None = None
     is_of_items: bool = False
     merges_turns: bool = False
+    continues_answer: bool = False
 
     @property
     def images(self) -> list[GivenImage]:
@@ -101,10 +103,12 @@ class PromptTokens:
 
     Attributes:
         encoder_inputs: images, in the order of the tokens.
+        continues_answer: they end with the beginning of the answer.
     """
 
     token_ids: Sequence[int]
     encoder_inputs: tuple[EncoderInput, ...] = ()
+    continues_answer: bool = False
 
 
 PromptInput: TypeAlias = Conversation | str | PromptTokens | Sequence[int] | None

@@ -58,19 +58,37 @@ class ChatTokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
+        *,
+        continues_answer: bool = False,
     ) -> RenderedChat:
-        """Renders a conversation; arguments and errors are those of `ModelCard.render`."""
+        """Renders a conversation; arguments and errors are those of `ModelCard.render`.
+        `continues_answer`: the last message is the beginning of the answer, with which the text
+        ends."""
         given = list(messages), list(tools), dict(variables or {})
         texts, keys = set(_texts(given)), set(_keys(given))
-        if self._tokens is None or not self._needs_marks(texts, keys):
+        tokens = self._tokens
+        if tokens is not None and not self._needs_marks(texts, keys):
+            tokens = None
+        if tokens is None and not continues_answer:
             return RenderedChat(self._card.render(*given))
-        inner, outer = _marks_for("\n".join((*texts, *keys)))
-        changed_texts = {text: self._marked(text, inner, outer) for text in texts}
-        changed_keys = {key: _with_marks(key, {inner: self._tokens.cuts(key)}) for key in keys}
-        marked = _mapped(given, changed_texts, changed_keys)
-        text, found = _without(self._card.render(*marked), inner, outer)
-        formed = found[outer] & self._tokens.within(text) if found[outer] else set[int]()
-        return RenderedChat(text, frozenset(found[inner] | formed))
+        inner, outer, end = _marks_for("\n".join((*texts, *keys)))
+        if tokens is not None:
+            changed_texts = {text: self._marked(text, inner, outer) for text in texts}
+            changed_keys = {key: _with_marks(key, {inner: tokens.cuts(key)}) for key in keys}
+            given = _mapped(given, changed_texts, changed_keys)
+        if continues_answer:
+            given = (_ended(given[0], end), *given[1:])
+        rendered = self._card.render(*given, adds_generation_prompt=not continues_answer)
+        text, found = _without(rendered, inner, outer, end)
+        formed = set[int]()
+        if tokens is not None and found[outer]:
+            formed = found[outer] & tokens.within(text)
+        cuts = frozenset(found[inner] | formed)
+        return (
+            _up_to(RenderedChat(text, cuts), found[end])
+            if continues_answer
+            else RenderedChat(text, cuts)
+        )
 
     def encode(self, chat: RenderedChat) -> list[int]:
         """Returns the tokens of a rendered conversation."""
@@ -157,12 +175,33 @@ def _mapped(value: Any, texts: Mapping[str, str], keys: Mapping[str, str]) -> An
     return value
 
 
-def _marks_for(text: str) -> tuple[str, str]:
-    """Returns two characters that are nowhere in `text`, nor as a template escapes them. Raises
+def _ended(messages: Sequence[Mapping[str, Any]], mark: str) -> list[Mapping[str, Any]]:
+    """Returns the messages with a mark at the end of the last one's text."""
+    *others, last = messages
+    content = last["content"]
+    if isinstance(content, str):
+        return [*others, {**last, "content": content + mark}]
+    *parts, part = content
+    return [*others, {**last, "content": [*parts, {**part, "text": part["text"] + mark}]}]
+
+
+def _up_to(chat: RenderedChat, ends: Collection[int]) -> RenderedChat:
+    """Returns a rendered conversation up to the last one of these places. Raises
+    `InvalidArgumentError` if there is none."""
+    if not ends:
+        raise InvalidArgumentError(
+            "input.chat.messages", "end with an answer that the model's chat template leaves out"
+        )
+    end = max(ends)
+    return RenderedChat(chat.text[:end], frozenset(at for at in chat.cuts if at < end))
+
+
+def _marks_for(text: str) -> tuple[str, str, str]:
+    """Returns three characters that are nowhere in `text`, nor as a template escapes them. Raises
     `InvalidArgumentError`."""
     free = (mark for mark in map(chr, _MARKS) if mark not in text and _escaped(mark) not in text)
     try:
-        return next(free), next(free)
+        return next(free), next(free), next(free)
     except StopIteration:
         raise InvalidArgumentError(
             "input.chat.messages", "have every character of Unicode's private use area"

@@ -83,6 +83,8 @@ class ChatTemplate:
         messages: _Messages,
         tools: _Messages = (),
         variables: Mapping[str, Any] | None = None,
+        *,
+        adds_generation_prompt: bool = True,
     ) -> str:
         """Returns the conversation as text, as `ModelCard.render`. Raises
         `InvalidArgumentError`."""
@@ -91,7 +93,7 @@ class ChatTemplate:
                 [list(messages)],
                 tools=list(tools) or None,
                 chat_template=self.source,
-                add_generation_prompt=True,
+                add_generation_prompt=adds_generation_prompt,
                 **{**dict(self.special_tokens), **(variables or {})},
             )
         # A template is code of the checkpoint: odd values may make it raise anything.

@@ -110,7 +110,9 @@ class Intake:
         parsing = None
         if options is not None:
             end = self._card.tokenizer.decode(token_ids[-_END_TOKENS:], skip_special_tokens=False)
-            parsing = request_parsing(self._card, options, end)
+            parsing = request_parsing(
+                self._card, options, end, continues_answer=prompt.continues_answer
+            )
             params = constrained(params, self._card, parsing)
         tenant = tenant.salted(call.cache_salt)
         return Request(
@@ -212,7 +214,8 @@ class Intake:
         is_long = bool(chat.tools) or len(text) >= _THREAD_FROM_RENDERED
         in_thread = asyncio.to_thread if is_long else partial(in_thread_if_long, len(chat.turns))
         rendered = await in_thread(render)
-        return await self._tokenized(rendered, read, _MESSAGES, self._chat.encode)
+        prompt, text = await self._tokenized(rendered, read, _MESSAGES, self._chat.encode)
+        return replace(prompt, continues_answer=chat.continues_answer), text
 
     async def _read(
         self, images: Sequence[GivenImage], tenant: Tenant | None
@@ -223,7 +226,12 @@ class Intake:
         turns = template_turns(chat, needs_parts=self._card.template_needs_parts)
         if num_frames:
             turns = with_frames(turns, num_frames)
-        return self._chat.render(turns, template_tools(chat), chat.variables)
+        return self._chat.render(
+            turns,
+            template_tools(chat),
+            chat.variables,
+            continues_answer=chat.continues_answer,
+        )
 
     def _check_messages(self, num: int) -> None:
         if not 1 <= num <= self._max_messages:

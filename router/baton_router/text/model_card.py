@@ -148,19 +148,24 @@ class ModelCard:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
+        *,
+        adds_generation_prompt: bool = True,
     ) -> str:
-        """Returns the conversation as text, with the generation prompt for the model's answer.
+        """Returns the conversation as text.
 
         Args:
             messages: fields that the template reads of each, `role` and `content` at least.
             tools: JSON schemas that the template describes to the model.
             variables: further template variables, such as `enable_thinking`.
+            adds_generation_prompt: at its end, for the model's answer.
 
         Raises `InvalidArgumentError` if the template refuses it or the model has none.
         """
         if self.template is None:
             raise InvalidArgumentError("input.chat", f"model {self.name!r} has no chat template")
-        return self.template.render(messages, tools, variables)
+        return self.template.render(
+            messages, tools, variables, adds_generation_prompt=adds_generation_prompt
+        )
 
 
 _output_format = functools.cache(formats.output_format)

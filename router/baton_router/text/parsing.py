@@ -86,17 +86,21 @@ def _check_tools(tools: Sequence[Tool], max_tools: int) -> None:
         names.add(tool.name)
 
 
-def request_parsing(card: ModelCard, options: ParsingOptions, prompt: str) -> RequestParsing:
+def request_parsing(
+    card: ModelCard, options: ParsingOptions, prompt: str, *, continues_answer: bool = False
+) -> RequestParsing:
     """Returns the parsing of the outputs of a request with this rendered prompt, of which the last
-    characters are enough."""
+    characters are enough. `continues_answer`: it ends with the beginning of the answer."""
     output_format = card.output_format
+    is_open = output_format.opens_reasoning(prompt)
+    is_over = output_format.closes_reasoning(prompt) or (continues_answer and not is_open)
     kept = {card.tokenizer.token_to_id(token): token for token in output_format.kept_tokens}
     return RequestParsing(
         output_format,
         replace(
             options,
-            is_reasoning_open=output_format.opens_reasoning(prompt),
-            is_reasoning_over=output_format.closes_reasoning(prompt),
+            is_reasoning_open=is_open,
+            is_reasoning_over=is_over,
         ),
         {token_id: token for token_id, token in kept.items() if token_id is not None},
         has_short_ids=card.tool_format == "mistral",

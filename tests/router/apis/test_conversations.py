@@ -119,3 +119,63 @@ async def test_role_that_template_drops_is_refused_by_path(model):
     with pytest.raises(InvalidArgumentError, match="renders nothing") as caught:
         await prompt_over_grpc(card, typed)
     assert caught.value.field == "input.chat.messages[1].role"
+
+
+BEGUN = " The <|im_end|> answer is"
+BEGINNINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("chat/completions", {"continue_final_message": True, "add_generation_prompt": False}),
+    "chat, streamed": ("chat/completions", {"continue_final_message": True, "stream": True}),
+    "messages": ("messages", {"max_tokens": 9}),
+}
+
+
+@pytest.mark.parametrize(("path", "fields"), BEGINNINGS.values(), ids=BEGINNINGS)
+async def test_answer_continues_the_last_message_of_the_model(model, path, fields):
+    turns = [{"role": "user", "content": "How?"}, {"role": "assistant", "content": f"{BEGUN} \n"}]
+    prompt = await prompt_over_http(model, path, {"messages": turns, **fields})
+    assert prompt == f"## userHow?<|im_end|>\n## assistant{BEGUN}"
+
+
+async def test_answer_continues_as_text_of_the_same_answer(model):
+    turns = [{"role": "user", "content": "How?"}, {"role": "assistant", "content": "It is"}]
+    async with front_of(*writing(" so.", model=model), model=model) as front:
+        body = {"messages": turns, "continue_final_message": True}
+        answer = await front.post("/v1/chat/completions", json=body)
+        tokens = await front.post("/tokenize", json=body)
+    assert answer.json()["choices"][0]["message"]["content"] == " so."
+    assert text_of(tokens.json()["tokens"], model).endswith("## assistantIt is")
+
+
+CALL = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
+NOT_BEGUN: dict[str, tuple[dict[str, Any], str]] = {
+    "no answer": ({"messages": [{"role": "user", "content": "a"}]}, "messages"),
+    "an empty answer": ({"messages": [{"role": "assistant", "content": ""}]}, "messages"),
+    "a call": (
+        {"messages": [{"role": "assistant", "content": "a", "tool_calls": [CALL]}]},
+        "messages",
+    ),
+    "a new answer, too": (
+        {"messages": [{"role": "assistant", "content": "a"}], "add_generation_prompt": True},
+        "add_generation_prompt",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "field"), NOT_BEGUN.values(), ids=NOT_BEGUN)
+async def test_front_refuses_to_continue_what_is_no_text_of_the_model(model, body, field):
+    async with front_of(prefill(), decode(), model=model) as front:
+        given = {**body, "continue_final_message": True}
+        answer = await front.post("/v1/chat/completions", json=given)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+async def test_history_may_have_refusals_and_annotations(model):
+    refusal = [{"type": "refusal", "refusal": "I cannot."}]
+    notes = [{"type": "url_citation", "url_citation": {"url": "https://a"}}]
+    turns = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": refusal, "annotations": notes},
+        {"role": "user", "content": "b"},
+    ]
+    prompt = await prompt_over_http(model, "chat/completions", {"messages": turns})
+    assert "## assistantI cannot.<|im_end|>" in prompt

@@ -81,7 +81,12 @@ async def test_detokenize_undoes_tokenize(front):
         (
             "/tokenize",
             {"messages": MESSAGES, "continue_final_message": True},
-            "continue_final_message",
+            "messages",
+        ),
+        (
+            "/tokenize",
+            {"messages": MESSAGES, "add_generation_prompt": False},
+            "add_generation_prompt",
         ),
         ("/detokenize", {"tokens": []}, "tokens"),
         ("/detokenize", {"tokens": [1, 4000]}, "tokens[1]"),

@@ -227,6 +227,22 @@ def test_text_without_special_tokens_is_encoded_as_before(new_card, template, co
         assert chat.encode(rendered) == before
 
 
+@settings(max_examples=20)
+@pytest.mark.parametrize("template", [PLAIN, ROLES], ids=["plain", "roles"])
+@given(conversation=conversations(FRAGMENTS), begun=st.sampled_from(FRAGMENTS))
+def test_text_ends_with_the_answer_that_is_continued(template, conversation, begun):
+    """The cuts are those of the whole conversation."""
+    card = replace(tiny(), chat_template=template)
+    messages = [*conversation, {"role": "assistant", "name": "", "content": begun}]
+    whole = ChatTokenizer(card).render(messages)
+    rendered = ChatTokenizer(card).render(messages, continues_answer=True)
+    assert rendered.text.endswith(begun)
+    assert whole.text.startswith(rendered.text)
+    assert rendered.cuts == {at for at in whole.cuts if at < len(rendered.text)}
+    allowing = ChatTokenizer(card, allow_special_tokens=True)
+    assert allowing.render(messages, continues_answer=True).text == rendered.text
+
+
 @given(conversation=conversations(FRAGMENTS))
 def test_chat_tokenizer_keeps_special_tokens_if_allowed(conversation):
     chat = ChatTokenizer(tiny(), allow_special_tokens=True)

@@ -102,7 +102,8 @@ def conversation_of(body: Conversation, options: ChatOptions) -> generate_call.C
     turns = [Turn("system", (system,))] if system else []
     for at, message in enumerate(body.messages):
         turns += _turns(message, f"messages[{at}]")
-    return with_options(turns, options, merges_turns=True)
+    continues = body.messages[-1].role == "assistant"
+    return with_options(turns, options, merges_turns=True, continues_answer=continues)
 
 
 def _forbids_thinking(body: Conversation) -> bool:
@@ -113,8 +114,8 @@ def _forbids_thinking(body: Conversation) -> bool:
 
 
 def _check(messages: Sequence[Message]) -> None:
-    """Raises `InvalidArgumentError` for the result of a call that no message has, and for the
-    beginning of an answer."""
+    """Raises `InvalidArgumentError` for no message, and for the result of a call that no message
+    has."""
     if not messages:
         raise InvalidArgumentError("messages", "is empty; expected one message or more")
     ids = set()
@@ -127,11 +128,6 @@ def _check(messages: Sequence[Message]) -> None:
                     f"messages[{at}].content[{block_at}].tool_use_id",
                     f"is {block.tool_use_id!r}; expected the id of an earlier tool_use block",
                 )
-    if messages[-1].role == "assistant":
-        raise InvalidArgumentError(
-            f"messages[{len(messages) - 1}].role",
-            "is 'assistant'; expected 'user'. The beginning of an answer cannot be given here.",
-        )
 
 
 def _blocks(message: Message) -> Sequence[object]:

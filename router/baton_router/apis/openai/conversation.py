@@ -11,6 +11,7 @@ from baton_router.apis.openai.schemas import (
     ChatRequest,
     ImagePart,
     NamedTool,
+    RefusalPart,
     TextPart,
     VideoPart,
 )
@@ -25,7 +26,7 @@ _CHOICES = {"auto": Choice.AUTO, "none": Choice.NONE, "required": Choice.REQUIRE
 def conversation_of(body: ChatRequest) -> Conversation:
     """Returns the conversation. Raises `InvalidArgumentError`."""
     turns = [_turn(message, f"messages[{at}]") for at, message in enumerate(body.messages)]
-    return with_options(turns, body)
+    return with_options(turns, body, continues_answer=body.continue_final_message)
 
 
 def with_options(
@@ -34,12 +35,21 @@ def with_options(
     *,
     are_items: bool = False,
     merges_turns: bool = False,
+    continues_answer: bool = False,
 ) -> Conversation:
     """Returns the conversation of these turns, with tools and variables; the other arguments are
     its. Raises `InvalidArgumentError`."""
     tools = [_tool(tool) for _, tool in _tools(options)]
     effort = options.reasoning_effort
-    return Conversation(turns, tools, options.chat_template_kwargs, effort, are_items, merges_turns)
+    return Conversation(
+        turns,
+        tools,
+        options.chat_template_kwargs,
+        effort,
+        are_items,
+        merges_turns,
+        continues_answer,
+    )
 
 
 def _turn(message: ChatMessage, field: str) -> Turn:
@@ -62,7 +72,9 @@ def _parts(message: ChatMessage, field: str) -> Sequence[str | GivenImage]:
     if not isinstance(message.content, list):
         return [message.content or ""]
     return [
-        part.text if isinstance(part, TextPart) else _image(part, f"{field}.content[{at}]")
+        part.text
+        if isinstance(part, TextPart | RefusalPart)
+        else _image(part, f"{field}.content[{at}]")
         for at, part in enumerate(message.content)
     ]
 

@@ -213,7 +213,15 @@ class VideoPart(
     video_url: VideoUrl
 
 
-ContentPart = TextPart | ImagePart | VideoPart
+class RefusalPart(
+    _Schema, frozen=True, forbid_unknown_fields=False, tag_field="type", tag="refusal"
+):
+    """Refusal of the model in an earlier turn, which is its text."""
+
+    text: str = field(name="refusal")
+
+
+ContentPart = TextPart | ImagePart | VideoPart | RefusalPart
 
 
 class FunctionCall(_Schema, frozen=True, forbid_unknown_fields=False):
@@ -242,7 +250,7 @@ class ChatMessage(_Schema, frozen=True, forbid_unknown_fields=False):
     reasoning: str | None = None
     # Parts of OpenAI's own answers, which clients send back.
     refusal: str | None = None
-    annotations: Annotated[list[JsonObject], Meta(max_length=0)] = []
+    annotations: list[JsonObject] = []
 
     @property
     def thought(self) -> str:
@@ -337,6 +345,14 @@ class ChatRequest(ChatOptions, frozen=True, kw_only=True):
 
     messages: list[ChatMessage]
 
+    # Extensions, under the names that other servers use.
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_prompt_end(self)
+
 
 class TokenizeRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Request body of `/tokenize`: a prompt or a conversation.
@@ -354,8 +370,11 @@ class TokenizeRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=
     return_token_strs: bool = False
     tools: list[Tool | None] = []
     chat_template_kwargs: JsonObject = {}
-    add_generation_prompt: Literal[True] = True
-    continue_final_message: Literal[False] = False
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
+
+    def __post_init__(self) -> None:
+        _check_prompt_end(self)
 
 
 class TokenizeResponse(Struct, frozen=True):
@@ -507,3 +526,15 @@ class VersionResponse(Struct, frozen=True):
     """Response body of `/version`."""
 
     version: str
+
+
+def _check_prompt_end(body: ChatRequest | TokenizeRequest) -> None:
+    """Raises `InvalidArgumentError` unless the answer either continues the last message or begins a
+    new one."""
+    given = body.add_generation_prompt
+    if given is not None and given == body.continue_final_message:
+        raise InvalidArgumentError(
+            "add_generation_prompt",
+            f"is {given}; expected {not given} with continue_final_message = "
+            f"{body.continue_final_message}",
+        )

@@ -2,6 +2,7 @@
 rendering."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from baton.errors import InvalidArgumentError
@@ -50,7 +51,14 @@ def normalised(conversation: Conversation, template: ChatTemplate | None = None)
         turns = turns_of_items(turns)
     turns = in_place(turns, abilities)
     turns = _merged(turns, abilities, merges=conversation.merges_turns)
-    return Conversation(turns, conversation.tools, variables)
+    if conversation.continues_answer:
+        turns = _ready_to_continue(turns)
+    return Conversation(
+        turns,
+        conversation.tools,
+        variables,
+        continues_answer=conversation.continues_answer,
+    )
 
 
 def _of_effort(effort: str | None) -> dict[str, Any]:
@@ -74,6 +82,21 @@ def _check_roles(turns: Sequence[Turn], template: ChatTemplate) -> None:
                 "template renders nothing; expected system, user or assistant",
             )
         known.add(turn.role)
+
+
+def _ready_to_continue(turns: Sequence[Turn]) -> Sequence[Turn]:
+    """Returns the turns, the last without space at its end: models do not write words after one.
+    Raises `InvalidArgumentError` unless it is text of the model."""
+    last = turns[-1] if turns else Turn("")
+    texts = [part for part in last.parts if isinstance(part, str)]
+    text = "\n".join(texts).rstrip()
+    if last.role != "assistant" or last.tool_calls or not text or len(texts) < len(last.parts):
+        raise InvalidArgumentError(
+            "input.chat.messages",
+            "do not end with text of the model, which its answer is to continue; expected such a "
+            "message, without tool calls",
+        )
+    return [*turns[:-1], replace(last, parts=(text,))]
 
 
 def _merged(turns: Sequence[Turn], abilities: TemplateAbilities, *, merges: bool) -> Sequence[Turn]:
