@@ -29,6 +29,7 @@ from baton.serving.telemetry.serving import PATH as METRICS_PATH
 from baton.serving.tenant import Caller, Tenants
 from baton.version import version
 from baton_router.apis.answers.http_call import HttpCall
+from baton_router.apis.anthropic.answer_schemas import MessageBody, MessageErrorBody, TokenCount
 from baton_router.apis.anthropic.conversion import MESSAGES
 from baton_router.apis.anthropic.errors import VERSION as ANTHROPIC_VERSION
 from baton_router.apis.anthropic.errors import error_format
@@ -42,6 +43,13 @@ from baton_router.apis.edge.cors import cors
 from baton_router.apis.edge.endpoints import EVENTS, JSON, Endpoint, openapi, refusing
 from baton_router.apis.edge.errors import limit_headers
 from baton_router.apis.edge.middleware import REQUEST_ID, AnswerHeaders, Failures, disconnected
+from baton_router.apis.openai.answer_schemas import (
+    ChatCompletion,
+    Completion,
+    Health,
+    ModelEntry,
+    ModelList,
+)
 from baton_router.apis.openai.embeddings import PooledHttpCall, PooledOutputs
 from baton_router.apis.openai.field_names import (
     CHAT_COMPLETIONS,
@@ -67,6 +75,7 @@ from baton_router.apis.openai.schemas import (
     VersionResponse,
 )
 from baton_router.apis.page.page import page_response
+from baton_router.apis.responses.answer_schemas import DeletedResponse, ResponseBody
 from baton_router.apis.responses.conversion import RESPONSES
 from baton_router.apis.responses.responses import Responses
 from baton_router.apis.responses.schemas import ResponsesRequest
@@ -180,7 +189,8 @@ class Routes:
                 self.completions,
                 "Continues texts",
                 CompletionRequest,
-                media_types=both,
+                Completion,
+                both,
             ),
             Endpoint(
                 "POST",
@@ -188,7 +198,8 @@ class Routes:
                 self.chat_completions,
                 "Answers a conversation",
                 ChatRequest,
-                media_types=both,
+                ChatCompletion,
+                both,
             ),
             Endpoint(
                 "POST",
@@ -196,11 +207,22 @@ class Routes:
                 self.create_response,
                 "Creates a response",
                 ResponsesRequest,
-                media_types=both,
+                ResponseBody,
+                both,
             ),
-            Endpoint("GET", "/v1/responses/{id}", self.response, "Returns a stored response"),
             Endpoint(
-                "DELETE", "/v1/responses/{id}", self.delete_response, "Deletes a stored response"
+                "GET",
+                "/v1/responses/{id}",
+                self.response,
+                "Returns a stored response",
+                answer=ResponseBody,
+            ),
+            Endpoint(
+                "DELETE",
+                "/v1/responses/{id}",
+                self.delete_response,
+                "Deletes a stored response",
+                answer=DeletedResponse,
             ),
             Endpoint(
                 "POST",
@@ -208,7 +230,9 @@ class Routes:
                 self.create_message,
                 "Answers a conversation, in Anthropic's format",
                 MessagesRequest,
-                media_types=both,
+                MessageBody,
+                both,
+                MessageErrorBody,
             ),
             Endpoint(
                 "POST",
@@ -216,6 +240,8 @@ class Routes:
                 self.count_tokens,
                 "Counts the tokens of a conversation in Anthropic's format",
                 Conversation,
+                TokenCount,
+                error=MessageErrorBody,
             ),
             Endpoint(
                 "POST",
@@ -244,8 +270,14 @@ class Routes:
                 )
                 for path in ("/rerank", "/v1/rerank", _COHERE_RERANK)
             ),
-            Endpoint("GET", "/v1/models", self.models, "Lists the models"),
-            Endpoint("GET", "/v1/models/{name:path}", self.model, "Describes a model"),
+            Endpoint("GET", "/v1/models", self.models, "Lists the models", answer=ModelList),
+            Endpoint(
+                "GET",
+                "/v1/models/{name:path}",
+                self.model,
+                "Describes a model",
+                answer=ModelEntry,
+            ),
             Endpoint(
                 "POST",
                 "/tokenize",
@@ -269,8 +301,8 @@ class Routes:
                 "Returns the version of the router",
                 answer=VersionResponse,
             ),
-            Endpoint("GET", "/health", self.health, "Reports readiness"),
-            Endpoint("GET", "/ping", self.health, "Reports readiness"),
+            Endpoint("GET", "/health", self.health, "Reports readiness", answer=Health),
+            Endpoint("GET", "/ping", self.health, "Reports readiness", answer=Health),
             Endpoint("GET", "/openapi.json", self.openapi, "Returns this document"),
             Endpoint(
                 "GET", "/", self.page, "Serves a page to try the model", media_types=("text/html",)

@@ -33,6 +33,7 @@ class Endpoint:
         body: schema of the request's body; None: it has none.
         answer: schema of the answer, if it is JSON and has one.
         media_types: of the answer.
+        error: schema of its errors.
     """
 
     method: str
@@ -42,6 +43,7 @@ class Endpoint:
     body: Any = None
     answer: Any = None
     media_types: Sequence[str] = (JSON,)
+    error: Any = ErrorBody
 
     @property
     def route(self) -> Route:
@@ -55,8 +57,7 @@ class Endpoint:
 
 def openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """Returns the OpenAPI 3.1 document, whose schemas are those by which bodies are parsed."""
-    kinds = [kind for e in endpoints for kind in (e.body, e.answer) if kind is not None]
-    kinds.append(ErrorBody)
+    kinds = [k for e in endpoints for k in (e.body, e.answer, e.error) if k is not None]
     refs, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     of_kind = dict(zip(kinds, refs, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -108,7 +109,7 @@ def _operation(endpoint: Endpoint, of_kind: dict[Any, dict[str, Any]]) -> dict[s
     content: dict[str, Any] = {media_type: {} for media_type in endpoint.media_types}
     if endpoint.answer is not None:
         content[JSON] = {"schema": of_kind[endpoint.answer]}
-    error = {"description": "Error", "content": {JSON: {"schema": of_kind[ErrorBody]}}}
+    error = {"description": "Error", "content": {JSON: {"schema": of_kind[endpoint.error]}}}
     operation: dict[str, Any] = {
         "operationId": _NO_WORD.sub("_", endpoint.method.lower() + endpoint.url).strip("_"),
         "summary": endpoint.summary,
