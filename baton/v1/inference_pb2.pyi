@@ -787,7 +787,10 @@ class ChatMessage(_message.Message):
     REASONING_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """Role of the author, one that the chat template knows: usually "system", "user" or "assistant"."""
+    """Role of the author, one that the chat template knows: usually "system", "user" or "assistant". A
+    role of which it renders nothing is INVALID_ARGUMENT. "developer" is "system" unless the template
+    knows it.
+    """
     content: _builtins.str
     """Text of the message."""
     tool_call_id: _builtins.str
@@ -876,7 +879,9 @@ class ToolCall(_message.Message):
     name: _builtins.str
     """Name of the tool."""
     arguments: _builtins.str
-    """Arguments, a JSON object."""
+    """Arguments, a JSON object. The chat template gets {} for no text and for null, and an object with
+    the text as `arguments` for any other value.
+    """
     def __init__(
         self,
         *,

@@ -83,12 +83,8 @@ class ChatTokenizer:
         formed = set[int]()
         if tokens is not None and found[outer]:
             formed = found[outer] & tokens.within(text)
-        cuts = frozenset(found[inner] | formed)
-        return (
-            _up_to(RenderedChat(text, cuts), found[end])
-            if continues_answer
-            else RenderedChat(text, cuts)
-        )
+        chat = RenderedChat(text, frozenset(found[inner] | formed))
+        return _up_to(chat, found[end]) if continues_answer else chat
 
     def encode(self, chat: RenderedChat) -> list[int]:
         """Returns the tokens of a rendered conversation."""

@@ -26,12 +26,12 @@ _UNKNOWN_ROLE = "somerole"
 _TEXTS = tuple(f"text{number}of{number}" for number in range(8))
 # The form of ids that Mistral's templates demand.
 _CALL_ID = "call00001"
+
 _CALL = {
     "id": _CALL_ID,
     "type": "function",
     "function": {"name": "probe", "arguments": {"x": "y"}},
 }
-
 
 # Arguments of methods that search in a text, and what is on the left of the operator `in`.
 _SEARCH = re.compile(
