@@ -12,7 +12,8 @@ curl http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' \\
 
 Servers have names of their own for fields that change the answer. A route takes such a field as
 the fields of the third column if it has all of them; else it refuses the field by name, unless its
-value is one of the fourth column. A field that a route has itself means what that route says.
+value is one of the fourth column. Errors name the field that it has become. A field that a route
+has itself means what that route says.
 Fields that change nothing are ignored, and named in the header `x-baton-ignored`
 ([parameters](../openai.md#parameters))."""
 

@@ -403,6 +403,7 @@ async def test_message_accepts_hints_without_effect(model):
             {"tools": [{"type": "bash_20250124", "name": "bash"}, {**WEATHER, "name": "a b"}]},
             "tools[1].name",
         ),
+        ({"tools": [{**WEATHER, "type": "function"}]}, "tools[0].type"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         (
             {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}},

@@ -177,11 +177,10 @@ async def test_reasoning_is_left_out_or_left_in_where_it_is_asked(model, stream)
         assert found == ("It rains.", *told)
 
 
-async def test_reasoning_that_is_left_out_has_no_logprobs(model):
-    answer, _ = await post(
-        "chat/completions", {"include_reasoning": False, "logprobs": True}, model
-    )
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logprobs")
+@pytest.mark.parametrize("name", ["logprobs", "return_token_ids"])
+async def test_reasoning_that_is_left_out_is_not_told_by_tokens(model, name):
+    answer, _ = await post("chat/completions", {"include_reasoning": False, name: True}, model)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])

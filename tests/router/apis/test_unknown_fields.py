@@ -233,7 +233,7 @@ async def test_other_apis_ignore_and_name_unknown_fields(path, needed, fields, h
 
 OTHER_TOOLS = [
     {"type": kind, "name": kind, "max_uses": 3}
-    for kind in ("web_search", "custom_", "image_generation", "computer", "mcp")
+    for kind in ("web_search", "code_interpreter", "image_generation", "computer", "mcp")
 ]
 FUNCTION: dict[str, Any] = {
     "name": "time",
@@ -265,7 +265,7 @@ async def test_tools_that_are_no_functions_are_left_out_and_named(model, path, n
         answer = await front.post(f"/v1/{path}", json=given)
     assert answer.status_code == 200, answer.text
     assert answer.headers[HEADER] == (
-        "tools[0].web_search, tools[2].custom_, tools[3].image_generation, tools[4].computer, "
+        "tools[0].web_search, tools[2].code_interpreter, tools[3].image_generation, tools[4].computer, "
         "tools[5].mcp"
     )
     strict = UnknownFields(refuses=True)
@@ -273,6 +273,11 @@ async def test_tools_that_are_no_functions_are_left_out_and_named(model, path, n
         refused = await front.post(f"/v1/{path}", json=given)
     assert refused.status_code == 400
     assert "tools[0].web_search" in refused.json()["error"]["message"]
+
+
+async def test_misspelt_type_of_a_tool_is_guessed():
+    answer = await post("responses", RESPONSE, {"tools": [{"type": "functions", "name": "f"}]})
+    assert answer.headers[HEADER] == "tools[0].functions (did you mean function?)"
 
 
 async def test_function_to_be_loaded_later_is_described_and_named(model):

@@ -429,6 +429,16 @@ def test_unfollowed_schema_of_a_strict_tool_is_named(special, name, case):
     assert field.endswith(path)
 
 
+def test_many_faults_cost_the_tools_behind_them_nothing(special):
+    faulty = {"type": "object", "properties": {f"p{i}": LOOK_AHEAD for i in range(100)}}
+    tools = [*(Tool(f"odd_{at}", faulty) for at in range(8)), *TOOLS]
+    made = special.format("hermes")
+    text = grammar_of(made, ParsingOptions(tools=tools, choice=Choice.REQUIRED))
+    call = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
+    assert special.allows(text, call.format("get_weather", '{"city": "Rome", "days": 3}'))
+    assert not special.allows(text, call.format("get_weather", '{"city": "Oslo"}'))
+
+
 @every_format
 def test_grammar_of_too_many_tools_is_refused(special, name):
     text = {"type": "string", "enum": ["x" * 100] * 10}

@@ -112,6 +112,9 @@ NEEDED: dict[str, dict[str, object]] = {
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
     "/v1/embeddings": {"input": "x"},
     "/v1/score": {"text_1": "x", "text_2": "y"},
+    "/rerank": {"query": "x", "documents": ["y"]},
+    "/v1/rerank": {"query": "x", "documents": ["y"]},
+    "/v2/rerank": {"query": "x", "documents": ["y"]},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
 }

@@ -6,6 +6,7 @@ The router marks such a schema by its first key, `x-baton`, an object: `tool`, t
 """
 
 import functools
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -21,8 +22,8 @@ _MAPS: Final = ("$defs", "definitions", "properties", "patternProperties")
 _LISTS: Final = ("prefixItems", "anyOf", "oneOf", "allOf")
 _SINGLE: Final = ("items", "additionalProperties")
 _DEFINITIONS: Final = ("$defs", "definitions")
-# Faults that are looked for in one schema, and schemas that are compiled for it: it takes less than
-# a trial may.
+# Faults that are looked for in one schema, and schemas that are compiled for those of a grammar,
+# which takes less than a trial may.
 _MAX_FAULTS: Final = 16
 _MAX_COMPILED: Final = 400
 
@@ -44,11 +45,11 @@ class ToolSchemaError(ValueError):
 def without_faults(lark: str) -> str:
     """Returns the grammar with schemas that can be followed. Raises `ToolSchemaError` for one that
     cannot, and is strict."""
-    decoder = json.JSONDecoder()
+    decoder, left = json.JSONDecoder(), itertools.count(_MAX_COMPILED, -1)
     pieces, end = [], 0
     for match in _MARKED.finditer(lark):
         schema, stop = decoder.raw_decode(lark, match.end())
-        kept = json.dumps(_Schema(schema).followed(), ensure_ascii=False)
+        kept = json.dumps(_Schema(schema, left).followed(), ensure_ascii=False)
         pieces += [lark[end : match.end()], kept]
         end = stop
     return "".join([*pieces, lark[end:]])
@@ -58,25 +59,34 @@ def without_unknown_formats(schema: Any) -> Any:
     """Returns the schema without values of `format` that are unknown, which assert nothing."""
     if not isinstance(schema, dict):
         return schema
-    kept = {key: value for key, value in schema.items() if key != "format" or _is_format(value)}
+    kept = {key: value for key, value in schema.items() if key != "format" or _is_known(value)}
     for path, child in _children(kept):
         _put(kept, path, without_unknown_formats(child))
     return kept
 
 
+def _is_known(name: Any) -> bool:
+    """Returns whether a format is one that is followed, or none at all, which is refused."""
+    return not isinstance(name, str) or _is_format(name)
+
+
 @functools.lru_cache(maxsize=256)
-def _is_format(name: Any) -> bool:
+def _is_format(name: str) -> bool:
     return not LLMatcher.validate_grammar(_grammar({"type": "string", "format": name}))
 
 
 class _Schema:
-    """Schema of a tool's arguments, or of one of them."""
+    """Schema of a tool's arguments, or of one of them.
 
-    def __init__(self, schema: dict[str, Any]) -> None:
+    Args:
+        left: how many parts of schemas may still be compiled.
+    """
+
+    def __init__(self, schema: dict[str, Any], left: Iterator[int]) -> None:
         self._mark = schema.pop(MARK)
         self._schema: dict[str, Any] = without_unknown_formats(schema)
         self._options = schema.get(_OPTIONS, {})
-        self._num_compiled = 0
+        self._left = left
         self._seen: set[str] = set()
 
     def followed(self) -> dict[str, Any]:
@@ -113,28 +123,30 @@ class _Schema:
             return place, False
         for path, child in _children(schema):
             # A definition may be one that nothing refers to.
-            if path[0] not in _DEFINITIONS and self._problem(child) is not None:
+            if path[0] not in _DEFINITIONS and not self._compiles(child):
                 return self._fault(child, (*place, *path))
         reference = str(schema.get("$ref"))
         if reference not in self._seen:
             self._seen.add(reference)
             for path, child in _children(self._schema):
                 is_target = f"#/{'/'.join(map(str, path))}" == reference
-                if is_target and self._problem(child) is not None:
+                if is_target and not self._compiles(child):
                     return self._fault(child, path)
         for key in schema:
             if key == _OPTIONS:
                 continue
             others = {name: value for name, value in schema.items() if name != key}
-            if self._problem(others) is None:
+            if self._compiles(others):
                 return (*place, key), True
         return place, False
 
+    def _compiles(self, part: Any) -> bool:
+        """Returns whether a part of the schema compiles; False, too, if none may be compiled any
+        more."""
+        return next(self._left) > 0 and self._problem(part) is None
+
     def _problem(self, schema: Any) -> str | None:
-        """Returns why a part of the schema does not compile; None if it does."""
-        self._num_compiled += 1
-        if self._num_compiled > _MAX_COMPILED:
-            return None
+        """Returns why the schema, or a part of it, does not compile; None if it does."""
         if isinstance(schema, dict):
             shared = {k: self._schema[k] for k in _DEFINITIONS if k in self._schema}
             schema = {**shared, **schema, _OPTIONS: self._options}

@@ -91,7 +91,7 @@ class Blocks:
 
     def cut(self) -> Iterator[Change]:
         """Ends the last block where it is, if it is open: the answer has failed."""
-        self.is_cut = self._open is not None
+        self.is_cut = self.is_cut or self._open is not None
         yield from self._end()
 
     def _on_part(self, part: Part) -> Iterator[Change]:

@@ -332,12 +332,13 @@ class ChatOptions(GenerationRequest, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.logprobs and not self.include_reasoning:
-            raise InvalidArgumentError(
-                "logprobs",
-                "is set beside include_reasoning: false; expected one of them, since the tokens of "
-                "reasoning would be in the log-probabilities",
-            )
+        for name in ("logprobs", "return_token_ids"):
+            if getattr(self, name) and not self.include_reasoning:
+                raise InvalidArgumentError(
+                    name,
+                    "is set beside include_reasoning: false; expected one of them, since it would "
+                    "tell the tokens of the reasoning",
+                )
 
 
 class ChatRequest(ChatOptions, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ _NEUTRAL: Mapping[str, Collection[Any]] = {
 
 
 def served_tools(
-    tools: list[Any], types: Collection[str], found: list[Unknown], path: str = "tools"
+    tools: list[Any], types: frozenset[str], found: list[Unknown], path: str = "tools"
 ) -> list[Any]:
     """Returns the tools with None in the places of those of other types than `types`, which it adds
     to `found`; so the index of each stays that of the request. Nulls and neutral fields of
@@ -30,12 +30,13 @@ def served_tools(
     return [_served(tool, types, found, f"{path}[{at}]") for at, tool in enumerate(tools)]
 
 
-def _served(tool: Any, types: Collection[str], found: list[Unknown], path: str) -> Any:
+def _served(tool: Any, types: frozenset[str], found: list[Unknown], path: str) -> Any:
     if not isinstance(tool, dict):
         return tool
     kind = tool.get("type")
-    if isinstance(kind, str) and kind not in types:
-        found.append(_unknown(f"{path}.{kind}", kind, tool))
+    # A function in the form of another API is an error, which the schema names.
+    if isinstance(kind, str) and kind not in types | _FUNCTIONS:
+        found.append(_unknown(f"{path}.{kind}", kind, tool, types))
         return None
     kept = _without_neutral(tool, found, path)
     if isinstance(kept.get("function"), dict):
@@ -50,11 +51,11 @@ def _without_neutral(function: dict[str, Any], found: list[Unknown], path: str) 
     for name, value in function.items():
         if name == "defer_loading" and value is True:
             # The model is told of every function at once, which is more than was asked for.
-            found.append(_unknown(f"{path}.{name}", name, value))
+            found.append(_unknown(f"{path}.{name}", name, value, frozenset()))
         elif value is not None and value not in _NEUTRAL.get(name, ()):
             kept[name] = value
     return kept
 
 
-def _unknown(path: str, name: str, value: Any) -> Unknown:
-    return Unknown(path, path, name, value, frozenset())
+def _unknown(path: str, name: str, value: Any, known: frozenset[str]) -> Unknown:
+    return Unknown(path, path, name, value, known)
