@@ -23,6 +23,7 @@ from baton_router.apis.edge.errors import BodyTooLargeError, MediaTypeError
 from baton_router.apis.edge.settings import BodyLimits
 from baton_router.apis.openai.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from baton_router.apis.responses.conversion import conversation_of, items_of, options_of
+from baton_router.apis.responses.functions import Functions
 from baton_router.apis.responses.schemas import ResponsesRequest
 from baton_router.text.request_bounds import RequestLimits
 from tests.support.router.bodies import parsed_body
@@ -298,6 +299,9 @@ def test_http_body_treats_nested_null_as_absent(schema, body, values):
         assert value_at(asked, path) == value, path
 
 
+NO_FUNCTIONS = Functions([])
+
+
 def test_items_treat_nested_null_as_absent():
     part = {"type": "output_text", "text": "a", "logprobs": None}
     given = [
@@ -307,5 +311,7 @@ def test_items_treat_nested_null_as_absent():
         {"type": "reasoning", "content": None},
     ]
     body = ResponsesRequest(input=given)
-    turns = conversation_of(options_of(body), body, [], items_of(body)).turns
+    turns = conversation_of(
+        options_of(body, NO_FUNCTIONS), body, NO_FUNCTIONS, [], items_of(body)
+    ).turns
     assert [turn.role for turn in turns] == ["user", *["assistant"] * 3]

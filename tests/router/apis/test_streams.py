@@ -18,6 +18,7 @@ from baton_router.apis.anthropic.writer import MessageWriter
 from baton_router.apis.openai.choice_formats import ChatShape
 from baton_router.apis.openai.choice_writer import ChoiceWriter
 from baton_router.apis.openai.schemas import ChatRequest
+from baton_router.apis.responses.functions import Functions
 from baton_router.apis.responses.schemas import ResponsesRequest
 from baton_router.apis.responses.writer import ResponseWriter
 from baton_router.call.output_format import Choice, ParsingOptions, Tool
@@ -254,7 +255,7 @@ def writer_of(api: str) -> AnswerWriter:
         return ChoiceWriter(ChatRequest(messages=[], stream=True), shape, start)
     if api == "messages":
         return MessageWriter(start)
-    return ResponseWriter(ResponsesRequest(input="Hello."), None, start)
+    return ResponseWriter(ResponsesRequest(input="Hello."), Functions([]), None, start)
 
 
 def chat_of_stream(events: list[dict[str, Any]]) -> Any:
@@ -332,7 +333,9 @@ def texts_of_response(response: dict[str, Any]) -> Iterator[str]:
 
 
 def response_of_whole(response: dict[str, Any]) -> Any:
-    return response["output"], response["status"]
+    # Each response has a random id, of which those of its items are made.
+    items = [{**item, "id": item["id"].partition("_")[0]} for item in response["output"]]
+    return items, response["status"]
 
 
 ADDED_UP = {

@@ -276,9 +276,11 @@ async def test_lifecycle_prefills_plain_token_for_several_sequences():
         (at_prefill,), (at_decode,) = (fleet.member(name).requests for name in ("p0", "d0"))
     assert at_prefill.has_several_sequences
     assert params_of(at_prefill.sampling, default_seed=1) == SamplingParams(
-        max_tokens=5, prompt_logprobs=2
+        max_tokens=5, seed=1, prompt_logprobs=2
     )
-    assert params_of(at_decode.sampling, default_seed=1) == SamplingParams(max_tokens=5, **asked)
+    assert params_of(at_decode.sampling, default_seed=1) == SamplingParams(
+        max_tokens=5, seed=1, **asked
+    )
 
 
 async def test_lifecycle_sends_both_workers_same_sampling_params():
