@@ -97,7 +97,7 @@ WITHIN = {
     "messages": b'{"messages":[' + b",".join([b'{"role":"a"}'] * 5) + b"]}",
 }
 BEYOND = {
-    "ids": (b'{"prompt":[' + b",".join([b"1"] * 17) + b"]}", "prompt", "at most 16 token ids"),
+    "ids": (b'{"prompt":[' + b",".join([b"1"] * 17) + b"]}", "prompt", "at most 16 tokens"),
     "ids of one prompt": (b'{"prompt":[[' + b",".join([b"1"] * 17) + b"]]}", "prompt", "16"),
     "messages": (b'{"a":1,"messages":[' + b",".join([b"{}"] * 6) + b"]}", "messages", "at most 5"),
     "tools": (b'{"tools" : [' + b",".join([b"{}"] * 5) + b"]}", "tools", "at most 4"),

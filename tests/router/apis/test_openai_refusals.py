@@ -229,3 +229,11 @@ async def test_front_blames_long_prompt_of_messages_as_anthropic(front, is_strea
     error = response.json()["error"]
     assert (response.status_code, error["type"]) == (400, "invalid_request_error")
     assert error["message"] == f"prompt is too long: {NUM_CHAT} tokens > 2048 maximum"
+
+
+async def test_front_blames_prompt_of_more_ids_than_it_reads(front):
+    response = await post(front, "/v1/completions", json.dumps({"prompt": [5] * 5000}))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "prompt")
+    assert error["code"] == "context_length_exceeded"
+    assert "this model's maximum context length is at most 2048 tokens" in error["message"]

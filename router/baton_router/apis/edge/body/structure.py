@@ -11,9 +11,9 @@ import codecs
 import re
 from dataclasses import replace
 
-from baton.errors import InvalidArgumentError
+from baton.errors import ContextLengthError, InvalidArgumentError
 from baton.sampling import MAX_BIASED_TOKENS
-from baton.serving.bounds import Bounds, check_most
+from baton.serving.bounds import Bounds, BoundsError, check_most
 from baton_router.apis.edge.settings import BodyLimits
 from baton_router.text.request_bounds import RequestLimits
 
@@ -27,7 +27,6 @@ PIECE_BYTES = 12 * 2**10
 
 # What is too many, and what to do.
 _OF_BODY = " strings, lists, objects and commas: split the request"
-_OF_PROMPT = " token ids, the model's length: shorten the prompt"
 
 _SHOWN_BYTES = 40
 _QUOTE = ord('"')
@@ -52,6 +51,10 @@ _INNER = re.compile(rb"[\[{][^\[\]{}]*+[\]}]")
 
 class StructureError(InvalidArgumentError):
     """Body with one of the errors. Its client may still be sending it."""
+
+
+class PromptLengthError(BoundsError, ContextLengthError):
+    """Prompt of more token ids than any model of the router takes."""
 
 
 def bounds_of(
@@ -226,10 +229,21 @@ class Structure:
             self._expects_key = True
             check_most(num_items, MAX_KEYS, "body", "keys")
         elif self._is_prompt:
-            self._bounds.check_items(num_items, self._field, _OF_PROMPT)
+            self._check_prompt(num_items)
         elif depth == 2:
             self._bounds.check_items(num_items, self._field)
         self._count(num)
+
+    def _check_prompt(self, num_ids: int) -> None:
+        most = self._bounds.max_items_of.get(self._field, num_ids)
+        if num_ids > most:
+            raise PromptLengthError(
+                self._field,
+                f"has {num_ids} token ids or more; this model's maximum context length is at most "
+                f"{most} tokens. Shorten the prompt.",
+                num_ids,
+                most,
+            )
 
     def _count(self, num: int) -> None:
         """Counts elements of the current field."""
