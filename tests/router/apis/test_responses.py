@@ -421,6 +421,14 @@ async def test_unknown_item_reference_is_not_found(model, redis, item_id):
         for items in (given[:2], given[::2]):
             with pytest.raises(openai.NotFoundError, match=r"input\[1\]\.id: item .* is unknown"):
                 await client.responses.create(model=model.name, input=items)
+        again = {"id": known.output[0].id}
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.create(
+                model=model.name, input=[again, again, {"role": "robot", "content": "x"}]
+            )
+        assert caught.value.param == "input[2].role"
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.create(model=model.name, input=[{"type": "item_reference"}])
 
 
 async def test_front_without_store_says_so(model):

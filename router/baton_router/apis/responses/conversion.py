@@ -92,25 +92,27 @@ def conversation_of(
     body: ResponsesRequest,
     functions: Functions,
     earlier: Sequence[Json],
-    given: Sequence[Json],
+    given: Sequence[Json | None],
 ) -> Conversation:
     """Returns the conversation of items.
 
     Args:
         functions: of the request.
         earlier: items of the previous response's conversation, and of its output.
-        given: items of the input.
+        given: items of the input; None has no place in the conversation.
 
     Raises:
         InvalidArgumentError: an item is invalid; with the path in the input.
     """
     before: list[Item] = convert(list(earlier), list[Item], "previous_response_id")
-    items: list[Item] = convert(list(given), list[Item], "input")
+    items: list[Item | None] = convert(list(given), list[Item | None], "input")
     _check_outputs(before, items)
     places = ["previous_response_id"] * len(before) + [f"input[{at}]" for at in range(len(items))]
     turns = [Turn("system", (body.instructions,))] if body.instructions else []
     leads = True
     for item, place in zip([*before, *items], places, strict=True):
+        if item is None:
+            continue
         leads = leads and isinstance(item, Message) and item.role in _RULES
         turn = _turn(item, place, functions, leads=leads)
         if turn is not None:
@@ -149,7 +151,7 @@ def options_of(body: ResponsesRequest, functions: Functions) -> ChatOptions:
     )
 
 
-def _check_outputs(before: Sequence[Item], items: Sequence[Item]) -> None:
+def _check_outputs(before: Sequence[Item], items: Sequence[Item | None]) -> None:
     """Raises `InvalidArgumentError` for the output of a call that is not in the conversation."""
     call_ids = {item.call_id for item in before if _is_whole_call(item)}
     for at, item in enumerate(items):
@@ -163,7 +165,7 @@ def _check_outputs(before: Sequence[Item], items: Sequence[Item]) -> None:
             )
 
 
-def _is_whole_call(item: Item) -> TypeGuard[FunctionCallItem]:
+def _is_whole_call(item: Item | None) -> TypeGuard[FunctionCallItem]:
     return isinstance(item, FunctionCallItem) and item.status != "incomplete"
 
 

@@ -56,7 +56,8 @@ class Responses:
         )
         save = None
         if body.store and self._store.is_on:
-            save = partial(self._save, self._tenants.of(caller).name, [*earlier, *given])
+            items = [*earlier, *(item for item in given if item is not None)]
+            save = partial(self._save, self._tenants.of(caller).name, items)
         writer_of = partial(ResponseWriter, body, functions, save)
         return await self._generations.answer(options, conversation, caller, writer_of)
 
@@ -80,10 +81,10 @@ class Responses:
     async def _with_referenced(
         self, given: Sequence[Any], earlier: Sequence[Json], caller: Caller
     ) -> list[Any]:
-        """Returns the items with those of stored responses in the places of their references; an
-        item that the conversation has already, it does not get again."""
+        """Returns the items with those of stored responses in the places of their references, and
+        None in that of an item that the conversation has already."""
         wanted: dict[str, dict[str, int]] = {}  # by response: ids, each with its first index
-        known = {_id_of(item) for item in [*earlier, *given] if not _is_reference(item)}
+        known = {_id_of(item) for item in [*earlier, *given] if not _is_reference(item)} - {""}
         for at, item in enumerate(given):
             if _is_reference(item) and (item_id := _id_of(item)) not in known:
                 response_id = response_of_item(item_id)
@@ -102,8 +103,7 @@ class Responses:
                 if item_id not in of_id:
                     raise _unknown_item(at, item_id, "its response has no such item")
                 found[item_id] = of_id[item_id]
-        resolved = [found.pop(_id_of(i), None) if _is_reference(i) else i for i in given]
-        return [item for item in resolved if item is not None]
+        return [found.pop(_id_of(i), None) if _is_reference(i) else i for i in given]
 
     async def _read(self, response_id: str, caller: Caller) -> _Stored:
         content = await self._store.get(self._tenants.of(caller).name, response_id)
