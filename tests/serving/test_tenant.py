@@ -119,3 +119,11 @@ async def test_tenant_follows_from_certificate_over_mutual_tls(tmp_path, tenants
     finally:
         await server.stop(0.0)
     assert names == {"acme": "acme", "admin": "globex"}
+
+
+def test_salt_of_a_text_is_the_tenants_own():
+    tenants = [Tenant("a", b"1"), Tenant("b", b"2"), Tenant()]
+    salts = {tenant.salted(text).salt for tenant in tenants for text in ("x", "y")}
+    assert len(salts) == 6
+    assert all(tenant.salted("") == tenant for tenant in tenants)
+    assert [tenant.salted("x").name for tenant in tenants] == [tenant.name for tenant in tenants]

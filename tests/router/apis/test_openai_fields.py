@@ -116,6 +116,7 @@ async def test_name_of_another_server_is_taken(route, fields, path, value):
     "switch",
     [
         {"enable_thinking": ...},
+        {"think": ...},
         {"thinking": ...},
         {"thinking": {"type": ...}},
         {"reasoning": {"enabled": ...}},
@@ -137,9 +138,8 @@ async def test_thinking_switch_of_another_server_reaches_the_template(model, swi
 
 
 async def test_reasoning_options_set_effort_and_budget(model):
-    answer, asked = await post(
-        "chat/completions", {"reasoning": {"effort": "high", "max_tokens": 5}}, model
-    )
+    given = {"reasoning": {"effort": "high", "max_tokens": 5}}
+    answer, asked = await post("chat/completions", given, model)
     assert answer.status_code == 200, answer.text
     prompt = model.tokenizer.decode(list(asked.token_ids), skip_special_tokens=False)
     assert "effort: high" in prompt
@@ -171,7 +171,8 @@ async def test_reasoning_is_left_out_or_left_in_where_it_is_asked(model, stream)
     assert await written(model, text, stream, {}) == ("It rains.", thought, thought)
     for fields in ({"include_reasoning": False}, {"reasoning": {"exclude": True}}):
         assert await written(model, text, stream, fields) == ("It rains.", "", "")
-    assert await written(model, text, stream, {"separate_reasoning": False}) == (text, "", "")
+    for fields in ({"separate_reasoning": False}, {"reasoning_format": "none"}):
+        assert await written(model, text, stream, fields) == (text, "", "")
     for name, told in (("reasoning", ("", thought)), ("reasoning_content", (thought, ""))):
         found = await written(model, text, stream, {}, reasoning_field=name)
         assert found == ("It rains.", *told)

@@ -55,10 +55,19 @@ def _variables(is_on: bool) -> JsonObject:
     return {_VARIABLES: {"enable_thinking": is_on, "thinking": is_on}}
 
 
-def _enable_thinking(value: Any) -> JsonObject:
-    if not isinstance(value, bool):
-        raise InvalidArgumentError("enable_thinking", "must be true or false")
-    return _variables(value)
+def _switch(name: str) -> Callable[[Any], JsonObject]:
+    def converted(value: Any) -> JsonObject:
+        if not isinstance(value, bool):
+            raise InvalidArgumentError(name, "must be true or false")
+        return _variables(value)
+
+    return converted
+
+
+def _reasoning_format(value: Any) -> JsonObject:
+    if value != "none":
+        raise InvalidArgumentError("reasoning_format", "must be auto, deepseek or none")
+    return {"separate_reasoning": False}
 
 
 def _thinking(value: Any) -> JsonObject:
@@ -108,6 +117,7 @@ OTHER_FIELDS: Final[Mapping[str, OtherField]] = {
     "continue_final_message": OtherField("continues the last message", (False,)),
     "documents": OtherField("documents for the template", ([],)),
     "echo": OtherField("repeats the prompt", (False,)),
+    "enable_search": OtherField("searches the web", (False,)),
     "function_call": OtherField("older form of `tool_choice`", ("auto", "none")),
     "functions": OtherField("older form of `tools`", ([],)),
     "image_data": OtherField("images of the prompt"),
@@ -119,6 +129,7 @@ OTHER_FIELDS: Final[Mapping[str, OtherField]] = {
     "input_suffix": OtherField("text after the prompt", ("",)),
     "instructions": OtherField("the system message"),
     "messages": OtherField("a conversation"),
+    "mm_processor_kwargs": OtherField("another size of images", ({},)),
     "partial": OtherField("continues the last message", (False,)),
     "prefix": OtherField("continues the last message", (False,)),
     "prompt": OtherField("a text"),
@@ -126,6 +137,7 @@ OTHER_FIELDS: Final[Mapping[str, OtherField]] = {
     "prompt_token_ids": OtherField("tokens as prompt"),
     "raw": OtherField("no template", (False,)),
     "safe_prompt": OtherField("another system message", (False,)),
+    "search_parameters": OtherField("searches the web"),
     "suffix": OtherField("text after the answer", ("",)),
     "system": OtherField("the system message"),
     "template": OtherField("a template of the client's"),
@@ -137,6 +149,8 @@ OTHER_FIELDS: Final[Mapping[str, OtherField]] = {
     "max_length": OtherField("tokens of prompt and answer"),
     "max_new_tokens": _renamed("tokens of the answer", "max_tokens"),
     "max_output_tokens": _renamed("tokens of the answer", "max_tokens"),
+    "min_new_tokens": _renamed("least tokens of the answer", "min_tokens"),
+    "no_stop_trim": OtherField("shows the stop string", (False,)),
     "min_length": OtherField("tokens of prompt and answer", (0,)),
     "n_predict": _renamed("tokens of the answer", "max_tokens", (-1,)),
     "num_predict": _renamed("tokens of the answer", "max_tokens", (-1,)),
@@ -152,6 +166,7 @@ OTHER_FIELDS: Final[Mapping[str, OtherField]] = {
     "logits_processors": OtherField("code of the client's", ([],)),
     "mirostat": OtherField("Mirostat sampler", (0,)),
     "num_beams": OtherField("beams", (1,)),
+    "options": OtherField("options of sampling", ({},)),
     "num_return_sequences": _renamed("number of answers", "n"),
     "random_seed": _renamed("seed", "seed"),
     "repeat_last_n": OtherField("tokens that are penalized", (-1,)),
@@ -167,13 +182,26 @@ OTHER_FIELDS: Final[Mapping[str, OtherField]] = {
     # Grammars.
     "ebnf": _renamed("grammar of the answer", "guided_grammar"),
     "grammar": OtherField("grammar of the answer", ("",), _GRAMMARS, _grammar),
+    "format": OtherField("schema of the answer", ("",)),
     "guided_decoding": OtherField("grammar of the answer"),
     "guided_structural_tag": OtherField("grammars within tags"),
     "json_schema": _renamed("schema of the answer", "guided_json"),
     "regex": _renamed("pattern of the answer", "guided_regex"),
     "structural_tag": OtherField("grammars within tags"),
     # Reasoning.
-    "enable_thinking": OtherField("turns thinking on or off", (), (_VARIABLES,), _enable_thinking),
+    "prompt_mode": OtherField("turns thinking on"),
+    "reasoning_budget": _renamed("tokens of thinking", "thinking_token_budget", (-1,)),
+    "reasoning_format": OtherField(
+        "reasoning apart or in the text",
+        ("auto", "deepseek"),
+        ("separate_reasoning",),
+        _reasoning_format,
+    ),
+    "think": OtherField("turns thinking on or off", (), (_VARIABLES,), _switch("think")),
+    "thinking_budget": _renamed("tokens of thinking", "thinking_token_budget"),
+    "enable_thinking": OtherField(
+        "turns thinking on or off", (), (_VARIABLES,), _switch("enable_thinking")
+    ),
     "reasoning": OtherField(
         "options of thinking",
         ({},),
