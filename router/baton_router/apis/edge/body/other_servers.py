@@ -88,7 +88,7 @@ def _reasoning(value: Any) -> JsonObject:
     options = _object("reasoning", value, ("effort", "enabled", "exclude", "max_tokens", "summary"))
     fields: JsonObject = {}
     if options.get("enabled") is not None:
-        fields |= _variables(options["enabled"] is True)
+        fields |= _switch("reasoning.enabled")(options["enabled"])
     for given, name in (("effort", "reasoning_effort"), ("max_tokens", "thinking_token_budget")):
         if options.get(given) is not None:
             fields[name] = options[given]
