@@ -151,6 +151,21 @@ async def test_required_call_over_http_is_the_same_in_pieces(ai):
     assert len(pieces) > 5
 
 
+async def test_unfollowed_schema_is_named_if_strict_and_else_left_out(ai):
+    email = {"type": "string", "pattern": "^(?!x).+$"}
+    parameters = {"type": "object", "properties": {"email": email}, "additionalProperties": False}
+    functions: list[Any] = [{"name": "time"}, {"name": "mail", "parameters": parameters}]
+    tools: list[Any] = [{"type": "function", "function": f} for f in functions]
+    asked: dict[str, Any] = {"model": "caller", "max_tokens": 60, "tool_choice": "required"}
+    asked |= {"messages": [{"role": "user", "content": "Mail."}], "tools": tools}
+    answer = await ai.chat.completions.create(**asked, extra_body={"enable_thinking": False})
+    assert answer.choices[0].message.tool_calls
+    functions[1]["strict"] = True
+    with pytest.raises(openai.BadRequestError, match="in the strict tool 'mail': look-around") as e:
+        await ai.chat.completions.create(**asked)
+    assert e.value.param == "tools[1].function.parameters.properties.email.pattern"
+
+
 async def test_killed_decode_worker_leaves_the_call_as_it_was(grpc_client, calling):
     undisturbed = await completed(grpc_client, FORCED, request_id="the same")
     await until_nothing_is_held(calling)
