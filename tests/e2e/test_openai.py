@@ -94,6 +94,37 @@ async def test_completion_has_choices_for_each_of_several_prompts(ai, client, st
     assert list(texts.values()) == expected
 
 
+async def test_beams_and_prompt_scores_equal_those_of_grpc(ai, client):
+    params = SamplingParams(
+        max_tokens=12, n=3, beam_width=3, length_penalty=0.5, prompt_logprobs=0, ignore_eos=True
+    )
+    generation = client.generate("def main(", params)
+    expected = [completion.token_ids for completion in await generation.completions()]
+    asked: dict[str, Any] = {"use_beam_search": True, "length_penalty": 0.5, "ignore_eos": True}
+    asked |= {"return_token_ids": True, "prompt_logprobs": 0}
+    answer: Any = await ai.completions.create(
+        model="tiny", prompt="def main(", n=3, max_tokens=12, extra_body=asked
+    )
+    assert [tuple(choice.token_ids) for choice in answer.choices] == expected
+    for choice in answer.choices:
+        first, *scores = choice.prompt_logprobs
+        assert first is None
+        found = [score["logprob"] for entries in scores for score in entries.values()]
+        told = [score.logprob for score in generation.prompt_logprobs]
+        assert found == pytest.approx(told, abs=1e-5)
+        assert len(choice.prompt_token_ids) == len(told) + 1
+
+
+async def test_echo_without_tokens_scores_the_prompt(ai):
+    asked: dict[str, Any] = {"prompt": "def main(self):", "echo": True, "logprobs": 1, **GREEDY}
+    alone = (await ai.completions.create(max_tokens=0, **asked)).choices[0]
+    longer = (await ai.completions.create(max_tokens=1, **asked)).choices[0]
+    assert alone.text == asked["prompt"]
+    assert alone.logprobs.tokens == longer.logprobs.tokens[:-1]
+    whole = longer.logprobs.token_logprobs[1:-1]
+    assert alone.logprobs.token_logprobs[1:] == pytest.approx(whole, abs=1e-5)
+
+
 async def _once(answer: Any) -> AsyncIterator[Any]:
     yield answer
 
