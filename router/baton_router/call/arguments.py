@@ -18,5 +18,10 @@ def arguments_object(written: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"arguments": written}
 
 
+def arguments_text(written: str) -> str:
+    """Returns arguments as the text of the object that `arguments_object` returns."""
+    return json.dumps(arguments_object(written), ensure_ascii=False)
+
+
 def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number of JSON")

@@ -8,11 +8,12 @@ the renderer, which takes 0.5 s, with the first rendering.
 import ast
 import contextlib
 import functools
+import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, cycle
 from typing import Any
 
 from baton.errors import InvalidArgumentError
@@ -24,14 +25,11 @@ _MAX_ROLES = 64
 _UNKNOWN_ROLE = "somerole"
 # Texts of the turns of a probe, which no template has by itself.
 _TEXTS = tuple(f"text{number}of{number}" for number in range(8))
-# The form of ids that Mistral's templates demand.
-_CALL_ID = "call00001"
-
-_CALL = {
-    "id": _CALL_ID,
-    "type": "function",
-    "function": {"name": "probe", "arguments": {"x": "y"}},
-}
+# Ids of calls, in the form that Mistral's templates demand, and one that they refuse.
+_CALL_IDS = ("call00001", "call00002")
+_LONG_CALL_ID = "call_of_a_probe"
+# Values of arguments of the calls.
+_VALUES = ("value1of2", "value2of2")
 
 # Arguments of methods that search in a text, and what is on the left of the operator `in`.
 _SEARCH = re.compile(
@@ -54,6 +52,10 @@ class TemplateAbilities:
         takes_repeated_users: the user may have several turns one after the other,
         takes_repeated_answers: and so may the model.
         takes_user_after_result: a turn of the user may follow the result of a call.
+        takes_several_calls: a turn of the model may have several calls.
+        takes_any_call_id: ids of calls need not have nine letters and digits.
+        needs_text_apart: a text before a call is lost unless it is a turn of its own.
+        needs_text_arguments: arguments of calls are JSON as text, not objects.
     """
 
     knows_developer: bool = False
@@ -63,6 +65,10 @@ class TemplateAbilities:
     takes_repeated_users: bool = True
     takes_repeated_answers: bool = True
     takes_user_after_result: bool = True
+    takes_several_calls: bool = True
+    takes_any_call_id: bool = True
+    needs_text_apart: bool = False
+    needs_text_arguments: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,7 @@ class ChatTemplate:
         rules = ("system", "developer") if knows_developer else ("system",)
         takes_system = self._takes("system", "user")
         takes_results = self._takes("user", "call", "tool")
+        writes_calls = takes_results and self._takes_calls(self._call())
         later = [
             ("user", "system"),
             ("user", "system", "assistant", "user"),
@@ -132,6 +139,13 @@ class ChatTemplate:
             takes_repeated_answers=self._takes("user", "assistant", "assistant", "user"),
             takes_user_after_result=not takes_results
             or self._takes("user", "call", "tool", "user"),
+            takes_several_calls=not writes_calls
+            or self._takes_calls(*map(self._call, _CALL_IDS, _VALUES)),
+            takes_any_call_id=not writes_calls or self._takes_calls(self._call(_LONG_CALL_ID)),
+            needs_text_apart=takes_results
+            and not self._takes("user", "text and call", "tool")
+            and self._takes("user", "assistant", "call", "tool"),
+            needs_text_arguments=takes_results and self._needs_text_arguments,
         )
 
     @functools.cached_property
@@ -157,6 +171,26 @@ class ChatTemplate:
         places = [rendered.find(text) for text in texts]
         return -1 not in places and places == sorted(places)
 
+    def _takes_calls(self, *calls: dict[str, Any]) -> bool:
+        """Returns whether a turn of these calls is rendered, and their results after it."""
+        rendered = self._rendered(("user", "call", *["tool"] * len(calls)), calls)
+        return rendered is not None and all(value in rendered for value in _VALUES[: len(calls)])
+
+    @functools.cached_property
+    def _needs_text_arguments(self) -> bool:
+        """Whether it refuses arguments that are an object, or writes them as Python does."""
+        roles = ("user", "call", "tool")
+        arguments = {"x": _VALUES[0]}
+        rendered = self._rendered(roles, [_call_of(_CALL_IDS[0], arguments)])
+        if rendered is not None and str(arguments) not in rendered:
+            return False
+        as_text = self._rendered(roles, [_call_of(_CALL_IDS[0], json.dumps(arguments))])
+        return as_text is not None
+
+    def _call(self, call_id: str = _CALL_IDS[0], value: str = _VALUES[0]) -> dict[str, Any]:
+        arguments = {"x": value}
+        return _call_of(call_id, json.dumps(arguments) if self._needs_text_arguments else arguments)
+
     def _knows(self, role: str) -> bool:
         """Returns whether a turn of this role is rendered otherwise than one of an unknown role."""
         rendered, unknown = self._rendered((role, "user")), self._rendered((_UNKNOWN_ROLE, "user"))
@@ -164,22 +198,36 @@ class ChatTemplate:
             return False
         return unknown is None or unknown.replace(_UNKNOWN_ROLE, role) != rendered
 
-    def _rendered(self, roles: Sequence[str]) -> str | None:
+    def _rendered(
+        self, roles: Sequence[str], calls: Sequence[dict[str, Any]] | None = None
+    ) -> str | None:
         """Returns a conversation of turns of these roles, each with a text of its own; None if the
-        template refuses it. The role "call" is a call of the model."""
-        made = [self._message(role, text) for role, text in zip(roles, _TEXTS, strict=False)]
+        template refuses it. The role "call" is a turn of calls of the model, without text."""
+        calls = [self._call()] if calls is None and "tool" in roles else calls or []
+        ids = cycle([call["id"] for call in calls])
+        turns = zip(roles, _TEXTS, strict=False)
+        made = [self._message(role, text, calls, ids) for role, text in turns]
         try:
             return self.render(made)
         except InvalidArgumentError:
             return None
 
-    def _message(self, role: str, text: str) -> dict[str, Any]:
+    def _message(
+        self, role: str, text: str, calls: Sequence[dict[str, Any]], ids: Iterator[str]
+    ) -> dict[str, Any]:
         if role == "call":
-            return {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+            return {"role": "assistant", "content": "", "tool_calls": list(calls)}
         content = [{"type": "text", "text": text}] if self.needs_parts else text
+        if role == "text and call":
+            return {"role": "assistant", "content": content, "tool_calls": list(calls)}
         if role == "tool":
-            return {"role": role, "content": content, "tool_call_id": _CALL_ID, "name": "probe"}
+            return {"role": role, "content": content, "tool_call_id": next(ids), "name": "probe"}
         return {"role": role, "content": content}
+
+
+def _call_of(call_id: str, arguments: object) -> dict[str, Any]:
+    function = {"name": "probe", "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
 
 
 def _literals(code: str) -> list[str]:

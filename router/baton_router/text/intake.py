@@ -223,7 +223,7 @@ class Intake:
         return await self.images.read(images, tenant) if images else ()
 
     def _rendered(self, chat: Conversation, num_frames: Sequence[int]) -> RenderedChat:
-        turns = template_turns(chat, needs_parts=self._card.template_needs_parts)
+        turns = template_turns(chat, self._card.template)
         if num_frames:
             turns = with_frames(turns, num_frames)
         return self._chat.render(

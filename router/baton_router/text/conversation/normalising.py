@@ -8,6 +8,7 @@ from typing import Any
 from baton.errors import InvalidArgumentError
 from baton_router.call.generate_call import Conversation, Turn
 from baton_router.text.chat_template import ChatTemplate, TemplateAbilities
+from baton_router.text.conversation.calls import with_taken_calls
 from baton_router.text.conversation.instructions import in_place, with_known_roles, with_one_leading
 from baton_router.text.conversation.items import turns_of_items
 from baton_router.text.conversation.merging import merged
@@ -51,6 +52,7 @@ def normalised(conversation: Conversation, template: ChatTemplate | None = None)
         turns = turns_of_items(turns)
     turns = in_place(turns, abilities)
     turns = _merged(turns, abilities, merges=conversation.merges_turns)
+    turns = with_taken_calls(turns, abilities)
     if conversation.continues_answer:
         turns = _ready_to_continue(turns)
     return Conversation(

@@ -1,20 +1,27 @@
 """Messages and tools in the terms of chat templates."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from baton_router.call.arguments import arguments_object
+from baton_router.call.arguments import arguments_object, arguments_text
 from baton_router.call.generate_call import Conversation, Turn
 from baton_router.call.output_format import Tool
+from baton_router.text.chat_template import ChatTemplate
 
 TemplateTurn = dict[str, Any]
 
 
-def template_turns(conversation: Conversation, *, needs_parts: bool = False) -> list[TemplateTurn]:
-    """Returns the messages: content as text, or with images as parts, arguments of calls as
-    objects. `needs_parts`: as `ModelCard.template_needs_parts`."""
-    return [_turn(turn, needs_parts) for turn in conversation.turns]
+def template_turns(
+    conversation: Conversation, template: ChatTemplate | None = None
+) -> list[TemplateTurn]:
+    """Returns the messages: content as text, or with images or for a template that needs them as
+    parts, and arguments of calls as objects, or as JSON for a template that needs text."""
+    needs_parts = template is not None and template.needs_parts
+    write_arguments: Callable[[str], object] = arguments_object
+    if template is not None and template.abilities.needs_text_arguments:
+        write_arguments = arguments_text
+    return [_turn(turn, needs_parts, write_arguments) for turn in conversation.turns]
 
 
 def template_tools(conversation: Conversation) -> list[dict[str, Any]]:
@@ -41,7 +48,7 @@ def with_frames(turns: Sequence[TemplateTurn], num_frames: Iterable[int]) -> lis
     ]
 
 
-def _turn(turn: Turn, needs_parts: bool) -> TemplateTurn:
+def _turn(turn: Turn, needs_parts: bool, write_arguments: Callable[[str], object]) -> TemplateTurn:
     content = _content(turn, needs_parts)
     made: TemplateTurn = {"role": turn.role, "content": content}
     if turn.name:
@@ -59,7 +66,7 @@ def _turn(turn: Turn, needs_parts: bool) -> TemplateTurn:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": arguments_object(call.arguments)},
+                "function": {"name": call.name, "arguments": write_arguments(call.arguments)},
             }
             for call in turn.tool_calls
         ]
