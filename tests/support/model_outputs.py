@@ -24,6 +24,10 @@ SPECIAL_TOKENS = (
     "[/THINK]",
     "<tool_call>",
     "</tool_call>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
     "[TOOL_CALLS]",
     "[CALL_ID]",
     "[ARGS]",
@@ -80,6 +84,18 @@ def _qwen3_coder(calls: Sequence[Call], text: str) -> str:
             for key, value in arguments.items()
         )
         blocks.append(f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>")
+    return text + "\n".join(blocks)
+
+
+def _glm(calls: Sequence[Call], text: str) -> str:
+    blocks = []
+    for name, arguments in calls:
+        parameters = "".join(
+            f"<arg_key>{key}</arg_key>\n"
+            f"<arg_value>{value if isinstance(value, str) else json.dumps(value)}</arg_value>\n"
+            for key, value in arguments.items()
+        )
+        blocks.append(f"<tool_call>{name}\n{parameters}</tool_call>")
     return text + "\n".join(blocks)
 
 
@@ -168,6 +184,7 @@ def _harmony_role(calls: Sequence[Call], text: str) -> str:
 WRITTEN = {
     "hermes": Written("hermes", _hermes),
     "qwen3-coder": Written("qwen3-coder", _qwen3_coder, keeps_strings=False),
+    "glm": Written("glm", _glm, keeps_strings=False),
     "llama3-json": Written("llama3-json", _llama, takes_text=False),
     "llama3-json-tag": Written("llama3-json", _llama_tag),
     "json": Written("json", _json, takes_text=False),

@@ -478,7 +478,10 @@ def test_kept_tokens_are_the_special_tokens_of_the_format():
 @pytest.mark.parametrize(
     ("names", "problem"),
     [
-        (("nothing", None), "tool-call-parser: is 'nothing'; expected one of deepseek, harmony"),
+        (
+            ("nothing", None),
+            "tool-call-parser: is 'nothing'; expected one of deepseek, glm, harmony",
+        ),
         ((None, "nothing"), "reasoning-parser: is 'nothing'; expected one of deepseek-r1"),
         (("harmony", "think"), "reasoning-parser: is 'think' where tool-call-parser is 'harmony'"),
     ],
@@ -503,7 +506,7 @@ QWEN = (
         (QWEN, "qwen2", FormatNames("hermes", None)),
         (QWEN + "<think></think>", "qwen3", FormatNames("hermes", "think")),
         ("<tool_call>\n<function=f>\n<parameter=", "qwen3_moe", FormatNames("qwen3-coder", None)),
-        ("<tool_call>{name}\n<arg_key>arguments", "glm4_moe", FormatNames(None, None)),
+        ("<tool_call>{name}\n<arg_key>arguments", "glm4_moe", FormatNames("glm", None)),
         ("[TOOL_CALLS] [THINK]", "mistral", FormatNames("mistral", "mistral")),
         (
             "{'<｜tool▁calls▁begin｜>' .split('</think>')",

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 from baton.errors import InvalidArgumentError
 from baton_router.call.output_format import OutputFormat
 from baton_router.text.output_parsing.formats.composed_format import ComposedFormat
+from baton_router.text.output_parsing.formats.element_calls import GLM, GLM_TOKENS, ElementCalls
 from baton_router.text.output_parsing.formats.harmony import HarmonyFormat
 from baton_router.text.output_parsing.formats.pythonic import PythonicCalls
-from baton_router.text.output_parsing.formats.qwen3_coder import Qwen3CoderCalls
 from baton_router.text.output_parsing.formats.reasoning import MarkedReasoning
 from baton_router.text.output_parsing.formats.tool_formats import (
     DeepSeekCalls,
@@ -31,12 +31,13 @@ from baton_router.text.output_parsing.parser import CallSyntax, ReasoningSyntax
 _HARMONY: Final = "harmony"
 _CALLS: Final[Mapping[str, CallSyntax]] = {
     "deepseek": DeepSeekCalls(),
+    "glm": ElementCalls(tokens=GLM_TOKENS, elements=GLM),
     "hermes": HermesCalls(),
     "json": JsonCalls(),
     "llama3-json": LlamaCalls(),
     "mistral": MistralCalls(),
     "pythonic": PythonicCalls(),
-    "qwen3-coder": Qwen3CoderCalls(),
+    "qwen3-coder": ElementCalls(),
 }
 _REASONING: Final[Mapping[str, ReasoningSyntax]] = {
     "deepseek-r1": MarkedReasoning("<think>", "</think>", is_always_open=True),
@@ -164,8 +165,10 @@ def _tool_format(template: str) -> str | None:
     if "<tool_call>" in template:
         if "<function=" in template:
             return "qwen3-coder"
+        if "<arg_key>" in template:
+            return "glm"
         # Others write names and arguments between further marks.
-        return "hermes" if "arguments" in template and "<arg_key>" not in template else None
+        return "hermes" if "arguments" in template else None
     found = (name for mark, name in _TOOL_MARKS if mark in template)
     return next(found, None)
 
