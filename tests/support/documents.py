@@ -12,20 +12,20 @@ from tests.support.repository import ROOT
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def _blocks(text: str) -> list[tuple[str, str]]:
-    """Returns the language, which is empty for a shell's, and the code of each block."""
+def blocks(text: str) -> list[tuple[str, str]]:
+    """Returns the language, which may be empty, and the code of each block."""
     return re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 def _outputs(text: str) -> list[tuple[str, str]]:
     return [
         (command, output)
-        for _, code in _blocks(text)
+        for _, code in blocks(text)
         for command, output in re.findall(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", code, re.MULTILINE)
     ]
 
 
-PROGRAMS = [code for language, code in _blocks(README) if language == "python"]
+PROGRAMS = [code for language, code in blocks(README) if language == "python"]
 """Programs of the README."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *ROOT.glob("helm/**/*.md")]
 OUTPUTS = {

@@ -253,7 +253,8 @@ def _of_http(cluster: LocalCluster, *, may_move: bool) -> str:
     port = cluster.process("router").http_port
     if port is None:
         return ""
-    used = f"In a browser: {cluster.http_address}; OpenAI's API: {cluster.http_address}/v1"
+    url = cluster.http_address
+    used = f"In a browser: {url}; OpenAI's API: {url}/v1; Anthropic's: {url}"
     if may_move and port != DEFAULT_HTTP_PORT:
         used += f" (port {DEFAULT_HTTP_PORT} is taken by {holder(HOST, DEFAULT_HTTP_PORT)})"
     return f"{used}\n"

@@ -1,8 +1,8 @@
 """Conversations that the tool model learns: questions, tool calls, tools' results and answers.
 
 Each is drawn from templates: a question about the weather of a city, a sum, both of them, a person,
-a text to repeat, or small talk. Names are from lists, numbers have one digit or two. Knows
-nothing of chat templates or tokens.
+a text to repeat, a file to copy by the shell of a coding agent, or small talk. Names are from
+lists, numbers have one digit or two. Knows nothing of chat templates or tokens.
 """
 
 import json
@@ -14,6 +14,17 @@ from typing import Any
 Message = dict[str, Any]
 
 GET_WEATHER, ADD, PERSON = "get_weather", "add", "Person"
+
+# The shells of coding agents: Claude Code, opencode, qwen-code and Codex, with their parameters.
+SHELLS = {
+    "Bash": "command",
+    "bash": "command",
+    "run_shell_command": "command",
+    "exec_command": "cmd",
+}
+FILES = ("notes", "copy", "words", "list", "plan", "draft", "report", "letter", "cities", "today")
+# Results of a command that prints nothing, in the words of the agents.
+NO_OUTPUT = ("(Bash completed with no output)", "(no output)", "(empty)", "")
 
 CITIES = (
     *("Paris", "Berlin", "Madrid", "Rome", "Vienna", "Oslo", "Prague", "Lisbon", "Dublin"),
@@ -94,6 +105,8 @@ class Drawer:
         """Returns a conversation; one in twenty is forced, if `forced`."""
         if forced and self._rng.random() < 0.05:
             return self._forced()
+        if self._rng.random() < 0.15:
+            return self._copying()
         tools = self._tools()
         kinds = (self._weather, self._sum, self._both, self._person, self._repeat, self._talk)
         kind = self._rng.choices(kinds, (26, 26, 26, 8, 8, 6))[0]
@@ -167,6 +180,21 @@ class Drawer:
     def _talk(self, tools: Sequence[str]) -> list[Message]:
         said, answer = self._rng.choice(SMALL_TALK)
         return [user(said), assistant(answer)]
+
+    def _copying(self) -> Conversation:
+        """Returns the work of a coding agent: two calls of its shell."""
+        shell, parameter = self._rng.choice(list(SHELLS.items()))
+        source, target = (f"{name}.txt" for name in self._rng.sample(FILES, 2))
+        text = f"{self._city()} is {self._rng.choice(SKIES)}"
+        turns = [
+            user(f"Copy the text of {source} to {target}."),
+            called(shell, **{parameter: f"cat {source}"}),
+            result(text),
+            called(shell, **{parameter: f"echo {text} > {target}"}),
+            result(self._rng.choice(NO_OUTPUT)),
+            assistant(f"The text is: {text}"),
+        ]
+        return Conversation(tuple(turns), (shell,))
 
     def _forced(self) -> Conversation:
         """Returns a question that is answered by an object of its values, as under a schema."""

@@ -1,0 +1,105 @@
+"""Requests of coding agents, as they were recorded, served by models of the families they use."""
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.models import locate
+from baton_router.text.model_card import ModelCard, read_model_card
+from tests.router.apis.test_streams import events_of
+from tests.support.agents.recording import RECORDINGS
+from tests.support.model_outputs import WRITTEN, special_tokenizer
+from tests.support.router.front import front_of
+from tests.support.router.written import writing
+from tests.support.templates import FAMILIES, template_of_family
+
+# How each family writes calls: a name of `WRITTEN`, whose format its template shows.
+WRITES = {
+    "deepseek_v3": "deepseek",
+    "glm4": "glm",
+    "gpt_oss": "harmony",
+    "llama3": "llama3-json",
+    "mistral": "mistral",
+    "qwen3": "hermes",
+    "qwen3_5": "qwen3-coder",
+    "qwen3_coder": "qwen3-coder",
+}
+WITHOUT_TOOLS = ("gemma3",)
+SHELLS = {
+    "claude": "Bash",
+    "codex": "exec_command",
+    "opencode": "bash",
+    "qwen": "run_shell_command",
+}
+MAX_MODEL_LEN = 2**18
+
+
+@cache
+def card_of(family: str, folder: Path) -> ModelCard:
+    """Returns the shipped model with a family's template and the tokens of its marks."""
+    shutil.copytree(locate("tiny"), folder, ignore=shutil.ignore_patterns("*.py", "*.md"))
+    special_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(template_of_family(family))
+    config = json.loads((folder / "config.json").read_text())
+    config["max_position_embeddings"] = MAX_MODEL_LEN
+    (folder / "config.json").write_text(json.dumps(config))
+    return read_model_card(str(folder), "tool_model")
+
+
+@pytest.fixture(params=FAMILIES)
+def card(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
+    return card_of(request.param, tmp_path_factory.getbasetemp() / request.param)
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
+async def test_agent_gets_a_call_of_its_shell(card, request, recording):
+    family, asked = request.node.callspec.params["card"], json.loads(recording.read_text())
+    if family in WITHOUT_TOOLS:
+        async with front_of(*writing("No."), model=card) as front:
+            refused = await front.post(asked["path"], json=asked["body"])
+        assert refused.status_code == 400
+        assert "tools" in refused.json()["error"]["message"]
+        return
+    written = WRITTEN[WRITES[family]]
+    assert card.tool_format == written.format_name
+    shell = SHELLS[recording.stem]
+    arguments = {"cmd" if shell == "exec_command" else "command": "ls -l"}
+    text = written.write([(shell, arguments)], "")
+    workers = writing(text, size=1, model=card)
+    async with front_of(*workers, model=card) as front:
+        answer = await front.post(asked["path"], json=asked["body"])
+    assert answer.status_code == 200, answer.text
+    prompt = card.tokenizer.decode(list(workers[0].requests[0].token_ids))
+    for part in ("Copy the text of notes.txt to copy.txt.", "cat notes.txt", shell):
+        assert part in prompt
+    assert calls_in(asked["path"], events_of(answer.content)) == [(shell, arguments)]
+
+
+def calls_in(path: str, events: list[dict[str, Any]]) -> list[tuple[str, Any]]:
+    """The calls of a stream."""
+    names, texts = [], []
+    for event in events:
+        if path.endswith("/messages"):
+            if event["type"] == "content_block_start":
+                names += [event["content_block"].get("name")]
+                texts.append("")
+            elif event["type"] == "content_block_delta":
+                texts[-1] += event["delta"].get("partial_json", "")
+        elif path.endswith("/responses"):
+            if event["type"] == "response.function_call_arguments.done":
+                texts.append(event["arguments"])
+            elif event["type"] == "response.output_item.added":
+                names += [event["item"].get("name")]
+        else:
+            for choice in event["choices"]:
+                for call in choice["delta"].get("tool_calls", ()):
+                    if name := call["function"].get("name"):
+                        names.append(name)
+                        texts.append("")
+                    texts[-1] += call["function"].get("arguments", "")
+    called = [name for name in names if name]
+    return list(zip(called, map(json.loads, filter(None, texts)), strict=True))
