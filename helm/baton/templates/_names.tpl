@@ -65,5 +65,5 @@ baton-{{ .image }}:{{ $image.tag | default .root.Chart.AppVersion }}
 
 {{- /* Paths for clients beside /v1, which match exactly. */}}
 {{- define "baton.httpPaths" -}}
-/tokenize /detokenize /version /ping /openapi.json
+/tokenize /detokenize /rerank /v2/rerank /version /ping /openapi.json
 {{- end -}}
