@@ -219,7 +219,7 @@ class LLM:
         Args:
             text: with the processor's image token once per image, such as "<image>", and the tokens
                 that the model's chat template has around it, such as "<|vision_start|>".
-            images: images of Pillow.
+            images: images of Pillow; transparent ones are seen on white.
 
         Raises `FailedPreconditionError` if the model takes no images, and `InvalidArgumentError` if
         the text has another number of image tokens.

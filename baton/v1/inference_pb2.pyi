@@ -247,7 +247,7 @@ Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 @_typing.final
 class Image(_message.Message):
     """Image of a prompt: PNG, JPEG, WebP or GIF, of which the first frame is used. It is turned as its
-    EXIF orientation says and loses its transparency.
+    EXIF orientation says and put on white where it is transparent.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -381,6 +381,19 @@ def test_text_model_refuses_images_by_name(checkpoints, checkpoint):
         engine.prompt_with_images(IMAGE_TOKEN, [image(1)])
 
 
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_prompt_puts_transparent_image_on_white(checkpoint, mode):
+    engine = loaded(checkpoint("llava_clip"))
+    clear = image(1).convert("L").convert("RGBA")
+    clear.putalpha(0)
+    white = Image.new("RGB", clear.size, "white")
+    shown = clear.quantize(8) if mode == "P" else clear.convert(mode)
+    given, expected = (
+        engine.prompt_with_images(IMAGE_TOKEN, [each]).encoder_inputs for each in (shown, white)
+    )
+    assert given == expected
+
+
 def test_images_that_do_not_fit_their_prompt_are_refused(checkpoint):
     engine = load(checkpoint("llava_clip"))
     (prompt,) = prompts_of(engine, PROMPTS[:1])

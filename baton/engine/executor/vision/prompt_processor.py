@@ -17,6 +17,7 @@ from baton.errors import InvalidArgumentError
 from baton.models.encoder_input import EncoderInput, TensorData, content_hash
 from baton.models.fixed_images import GemmaImages
 from baton.models.image_format import ImageFormat
+from baton.models.rgb_images import rgb
 from baton.models.tiled_images import TiledImages
 
 
@@ -43,7 +44,7 @@ class PromptProcessor:
 
         Args:
             text: with the model's image token once per image, such as "<image>".
-            images: images of Pillow.
+            images: images of Pillow; transparent ones are seen on white.
 
         Raises `InvalidArgumentError` if the text has another number of image tokens.
         """
@@ -55,7 +56,8 @@ class PromptProcessor:
             )
         if not images:
             return MultimodalPrompt(self.tokenizer(text)["input_ids"])
-        processed = self._image_processor(list(images), return_tensors="pt", **self._images.options)
+        opaque = [rgb(image) for image in images]
+        processed = self._image_processor(opaque, return_tensors="pt", **self._images.options)
         given = [
             {name: tensor_data(tensor) for name, tensor in tensors.items()}
             for tensors in self._images.split(processed)

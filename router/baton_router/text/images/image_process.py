@@ -24,6 +24,7 @@ from baton.models.encoder_input import TensorData
 from baton.models.image_format import ImageFormat
 from baton.models.images import read_image_format, read_image_processor
 from baton.models.pixtral_images import text_tokens
+from baton.models.rgb_images import rgb, scale_transparent_colour
 from baton_router.text.images.image_messages import (
     LENGTH_BYTES,
     Done,
@@ -100,7 +101,7 @@ class ImageProcess:
             )
 
     def _decode(self, job: Job) -> list[Image.Image]:
-        """Returns the frames that are taken as RGB, turned as the EXIF orientation says."""
+        """Returns the frames that are taken, as RGB, turned as the EXIF orientation says."""
         frames = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pixels, which are counted here, and of odd EXIF
@@ -112,13 +113,14 @@ class ImageProcess:
                     raise _RefusedImageError(
                         f"has {num_frames} frames; at most {MAX_CLIP_FRAMES} are taken"
                     )
+                scale_transparent_colour(image)
                 taken = sampled(num_frames, job.max_frames)
                 for at in range(taken[-1] + 1):
                     image.seek(at)
                     self._check_pixels(image, num_frames)  # a frame may enlarge those after it
                     if at in taken:
                         image.load()
-                        frames.append(ImageOps.exif_transpose(image).convert("RGB"))
+                        frames.append(rgb(ImageOps.exif_transpose(image)))
         return frames
 
     def _check_pixels(self, image: Image.Image, num_frames: int) -> None:

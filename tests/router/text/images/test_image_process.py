@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from baton.errors import OverloadedError, UnsupportedModelError
 from baton_router.text.images.image_limits import ImageLimits
@@ -21,6 +21,7 @@ from baton_router.text.images.image_source import sampled
 from tests.support.engine.images import image, save_vision_language
 from tests.support.router.hostile_images import (
     apng_claiming,
+    chunk,
     damaged,
     gif,
     gif_frames,
@@ -118,6 +119,101 @@ async def test_pool_decodes_mode(pool, mode):
         picture = picture.convert("I").convert("I;16")
     (done,) = await pool.process(encoded(picture, "JPEG" if mode == "CMYK" else "PNG"))
     assert done.tensors["pixel_values"].shape == (1, 3, 24, 24)
+
+
+CIRCLES = ((4, 20), (24, 40), (44, 60))
+
+
+def circles(mode: str, ground: object, *colours: object) -> Image.Image:
+    """Returns circles of these colours on a ground, from left to right."""
+    drawn = Image.new(mode, (64, 24), ground)
+    for (left, right), colour in zip(CIRCLES, colours, strict=False):
+        ImageDraw.Draw(drawn).ellipse((left, 4, right, 20), fill=colour)
+    return drawn
+
+
+# Two circles, and a third one that no viewer shows, on a transparent ground.
+CLEAR = circles("RGBA", (90, 0, 0, 0), (0, 80, 200), (60, 60, 60), (0, 200, 0, 0))
+ON_WHITE = circles("RGB", "white", (0, 80, 200), (60, 60, 60))
+GRAY_CLEAR = circles("LA", (90, 0), (200, 255), (60, 255), (10, 0))
+GRAY_ON_WHITE = circles("RGB", "white", (200, 200, 200), (60, 60, 60))
+
+
+def with_palette(third: int) -> Image.Image:
+    """Returns the circles by a palette; the third one is of this entry."""
+    drawn = circles("P", 0, 1, 2, third)
+    drawn.putpalette([90, 0, 0, 0, 80, 200, 60, 60, 60, 0, 200, 0])
+    return drawn
+
+
+def keyed(depth: int, color: int, key: int, other: int) -> bytes:
+    """Returns a PNG file whose left half is of the transparent sample, and whose right one is of
+    another one."""
+    channels = 3 if color == 2 else 1
+    bits = "".join(f"{sample:0{depth}b}" * channels * 16 for sample in (key, other))
+    row = b"\0" + int(bits, 2).to_bytes(len(bits) // 8)
+    file = png(32, 32, row * 32, depth, color)
+    at = file.index(b"IDAT") - 4
+    return file[:at] + chunk(b"tRNS", key.to_bytes(2) * channels) + file[at:]
+
+
+def half_white(shade: int) -> Image.Image:
+    made = Image.new("RGB", (32, 32), "white")
+    made.paste((shade,) * 3, (16, 0, 32, 32))
+    return made
+
+
+TRANSPARENT = {
+    "RGBA": (lambda: encoded(CLEAR), ON_WHITE),
+    "RGBA of WebP": (lambda: encoded(CLEAR, "WEBP", lossless=True), ON_WHITE),
+    "LA": (lambda: encoded(GRAY_CLEAR), GRAY_ON_WHITE),
+    "P, alpha of each": (
+        lambda: encoded(with_palette(3), transparency=b"\0\xff\xff\0"),
+        ON_WHITE,
+    ),
+    "P of GIF": (lambda: encoded(with_palette(0), "GIF", transparency=0), ON_WHITE),
+    "L": (
+        lambda: encoded(circles("L", 10, 200, 60, 10), transparency=10),
+        GRAY_ON_WHITE,
+    ),
+    "1": (
+        lambda: encoded(circles("1", 0, 1, 0, 1), transparency=0),
+        circles("RGB", "white"),
+    ),
+    "RGB": (
+        lambda: encoded(
+            circles("RGB", (9, 9, 9), (0, 80, 200), (60, 60, 60)), transparency=(9,) * 3
+        ),
+        ON_WHITE,
+    ),
+    "L of 1 bit": (lambda: keyed(1, 0, 1, 0), half_white(0)),
+    "L of 2 bits": (lambda: keyed(2, 0, 1, 2), half_white(170)),
+    "L of 4 bits": (lambda: keyed(4, 0, 9, 3), half_white(51)),
+    "L of 16 bits": (lambda: keyed(16, 0, 0x1234, 0x8055), half_white(0x80)),
+    "RGB of 16 bits": (lambda: keyed(16, 2, 0x1234, 0x8055), half_white(0x80)),
+}
+
+
+@pytest.mark.parametrize("name", TRANSPARENT)
+async def test_pool_puts_transparent_image_on_white(pool, name):
+    make_file, on_white = TRANSPARENT[name]
+    assert await pool.process(make_file()) == await pool.process(encoded(on_white))
+
+
+async def test_pool_blends_half_transparent_pixels(pool):
+    half = encoded(Image.new("RGBA", (32, 32), (0, 100, 200, 51)))
+    assert await pool.process(half) == await pool.process(
+        encoded(Image.new("RGB", (32, 32), (204, 224, 244)))
+    )
+
+
+@pytest.mark.parametrize("form", ["GIF", "WEBP", "PNG"])
+async def test_pool_puts_frames_of_clip_on_white(pool, form):
+    others = [each.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for each in (CLEAR, ON_WHITE)]
+    kept = {"WEBP": {"lossless": True}, "GIF": {"disposal": 2}}.get(form, {"disposal": 1})
+    file = animated([CLEAR, others[0]], form, **kept)
+    expected = [(await pool.process(encoded(each)))[0] for each in (ON_WHITE, others[1])]
+    assert await pool.process(file, 8) == expected
 
 
 # Made when a test asks for it: every process of the lane imports this module.
