@@ -20,7 +20,7 @@ ADVICE: Final[Mapping[str, str]] = {
     ),
     **dict.fromkeys(("--quantization", "--load-format", "--weight-dtype"), _PLAIN),
     **dict.fromkeys(
-        ("--tokenizer", "--tokenizer-path", "--chat-template", "--jinja", "--hf-config-path"),
+        ("--tokenizer", "--tokenizer-path", "--jinja", "--hf-config-path"),
         _CHECKPOINT,
     ),
     **dict.fromkeys(("--enable-prefix-caching", "--disable-radix-cache"), _CACHED),
@@ -59,6 +59,7 @@ ADVICE: Final[Mapping[str, str]] = {
         ("--tool-call-parser", "--reasoning-parser"),
         "it is a setting of the router: `baton up --router-arg tool-call-parser=NAME`",
     ),
+    "--chat-template": "it is a setting of the router: `baton up --chat-template FILE`",
     "--mem-fraction-static": "--gpu-memory-utilization is the share of a GPU's memory",
     "--page-size": "--block-size is the tokens of a KV block",
     "--swap-space": "--swap-bytes is the memory of sequences that wait, in bytes",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 
 from baton.cluster.index import LocalityIndex
 from baton.cluster.prefix import PrefixNamespace
@@ -86,7 +87,8 @@ async def serve(settings: PickerSettings) -> None:
     """Serves until a signal."""
     check_role(settings.tls, ("router",), ROUTER_NAME)
     name, path = settings.served
-    card = read_model_card(path, name)
+    template = settings.chat_template
+    card = read_model_card(path, name, chat_template=Path(template) if template else None)
     card.warm_up()
     rules = Rules(settings.placement, no_handoff=True)
     async with AsyncExitStack() as stack:

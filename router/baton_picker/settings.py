@@ -40,6 +40,11 @@ class PickerSettings(_WithLimits):
         description="Checkpoint whose tokenizer and chat template are used: a folder, a hub id, or "
         "'tiny' or 'shapes', which ship with Baton.",
     )
+    chat_template: str | None = Field(
+        None,
+        description="File of the chat template that the model servers use, in Jinja, where it is "
+        "not the checkpoint's.",
+    )
     endpoints: str = Field(
         "",
         description="Model servers as HOST:PORT,HOST:PORT. A DNS name stands for all its "

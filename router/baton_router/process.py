@@ -80,7 +80,7 @@ async def serve(settings: RouterSettings) -> None:
     tenants, quotas = settings.tenants(), settings.all_quotas()
     limits = RateLimits(quotas.of)
     cards = [
-        read_model_card(path, name, *settings.format_names)
+        read_model_card(path, name, *settings.format_names, settings.chat_templates.get(name))
         for name, path in settings.models.items()
     ]
     for card in cards:

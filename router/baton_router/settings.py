@@ -160,6 +160,11 @@ class RouterSettings(_RouterGroups):
         '`alias = "model"`, or several models by weight, as in '
         "`alias = { model-a = 90, model-b = 10 }`. The router reads the file again after a change.",
     )
+    chat_template: str | None = Field(
+        None,
+        description="File of a chat template, in Jinja, that takes the place of the checkpoint's. "
+        "Where the router serves several models, `NAME=FILE,NAME=FILE`.",
+    )
     tool_call_parser: str = Field(
         AUTO,
         description="Format in which the model writes tool calls: "
@@ -274,6 +279,27 @@ class RouterSettings(_RouterGroups):
         return self
 
     @model_validator(mode="after")
+    def _templates_are_of_models(self) -> Self:
+        names, given = self.models, self._templates()
+        files = dict(given)
+        if not names.keys() >= files.keys() or len(files) < len(given) or "" in files.values():
+            raise ValueError(
+                f"--chat-template is {self.chat_template!r}; expected NAME=FILE,NAME=FILE with "
+                f"each name once, of {', '.join(names)}"
+            )
+        return self
+
+    def _templates(self) -> list[tuple[str, str]]:
+        """Returns the file of each chat template, and the name of its model."""
+        if self.chat_template is None:
+            return []
+        if len(self.models) == 1:
+            (name,) = self.models
+            return [(name, self.chat_template.removeprefix(f"{name}="))]
+        pairs = (given.partition("=") for given in self.chat_template.split(","))
+        return [(name, file) for name, _, file in pairs]
+
+    @model_validator(mode="after")
     def _can_tell_clients(self) -> Self:
         if self.client_auth == "token" and (self.tls is None or self.tenants_file is None):
             raise ValueError("--client-auth token also needs --tls-cert and --tenants-file")
@@ -348,6 +374,11 @@ class RouterSettings(_RouterGroups):
     def models(self) -> dict[str, str]:
         """Folders or hub ids of the models, by the names under which they are served."""
         return dict(map(named, self.model))
+
+    @property
+    def chat_templates(self) -> dict[str, Path]:
+        """Files of chat templates, by the names of the models."""
+        return {name: Path(file) for name, file in self._templates()}
 
     def aliases(self) -> Callable[[], Mapping[str, Weights]]:
         """Reads the aliases. Raises `FailedPreconditionError` if the file is invalid."""

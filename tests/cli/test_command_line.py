@@ -347,6 +347,19 @@ def test_up_passes_settings_to_the_router() -> None:
     assert "--router-arg: is 'hermes'; must be KEY=VALUE" in wrong.stderr
 
 
+def test_up_passes_a_chat_template_to_the_router(tmp_path: Path) -> None:
+    file = tmp_path / "own.jinja"
+    arguments = ["up", "--no-http", "--dry-run", "--chat-template", str(file)]
+    missing = CliRunner().invoke(app, arguments)
+    assert missing.exit_code == 2
+    assert "--chat-template" in missing.stderr
+    file.write_text("{{ messages[0].content }}")
+    lines = CliRunner().invoke(app, arguments).stdout.splitlines()
+    (router,) = (line for line in lines if "--chat-template" in line)
+    assert " -m baton router " in router
+    assert f"--chat-template {file}" in router
+
+
 def test_up_names_unreachable_redis_before_starting_anything() -> None:
     ended = baton("up", "--redis-url", "redis://127.0.0.1:1/0")
     assert ended.returncode == 1

@@ -40,6 +40,7 @@ GIVEN = (
     ("router", "tenantsSecret"),
     ("router", "quotasConfigMap"),
     ("router", "aliasesConfigMap"),
+    ("router", "chatTemplatesConfigMap"),
     ("tracing", "headersSecret"),
     ("helmTest", "clientSecret"),
     ("ingress", "grpc", "tlsSecret"),

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from baton.settings.loading import load
@@ -26,6 +28,37 @@ def test_settings_refuse_unknown_format_with_names(capsys, flag):
     said = capsys.readouterr().err
     assert f"{flag} is 'yaml'; expected one of" in said
     assert "auto, none" in said
+
+
+def test_chat_template_is_of_the_only_model():
+    assert load(RouterSettings, []).chat_templates == {}
+    given = load(RouterSettings, ["--chat-template", "a.jinja"])
+    assert given.chat_templates == {"tiny": Path("a.jinja")}
+    named = load(RouterSettings, ["--chat-template", "tiny=a=b.jinja"])
+    assert named.chat_templates == {"tiny": Path("a=b.jinja")}
+
+
+def test_chat_templates_of_several_models_are_named():
+    models = ["--model", "a=tiny", "--model", "b=shapes"]
+    given = load(RouterSettings, [*models, "--chat-template", "b=b.jinja,a=a.jinja"])
+    assert given.chat_templates == {"a": Path("a.jinja"), "b": Path("b.jinja")}
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "x.jinja",
+        "a",
+        "a=x.jinja,b",
+        "c=x.jinja",
+        "a=x.jinja,a=y.jinja",
+    ],
+)
+def test_chat_template_is_refused_if_its_model_is_unclear(capsys, template):
+    with pytest.raises(SystemExit):
+        load(RouterSettings, ["--model", "a=tiny,b=shapes", "--chat-template", template])
+    said = capsys.readouterr().err
+    assert f"--chat-template is {template!r}; expected NAME=FILE,NAME=FILE with each name" in said
 
 
 def test_formats_are_detected_unless_named():

@@ -29,7 +29,9 @@ router:
   tenantsSecret: tenants
   quotasConfigMap: quotas
   aliasesConfigMap: aliases
-  settings: { placement: least-loaded, max_prompt_bytes: 2097152, share_prefixes: true }
+  chatTemplatesConfigMap: templates
+  settings: { placement: least-loaded, max_prompt_bytes: 2097152, share_prefixes: true,
+              chat_template: /etc/baton/chat-templates/own.jinja }
   autoscaling: { enabled: true }
   nodeSelector: { pool: cpu }
   tolerations: [{ key: pool, operator: Exists, effect: NoSchedule }]

@@ -110,6 +110,15 @@ def up(
             "repeated.",
         ),
     ] = None,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="Chat template, in Jinja, that takes the place of the checkpoint's.",
+        ),
+    ] = None,
     elastic: Annotated[
         bool,
         typer.Option("--elastic", help="Change workers' roles to balance the load of the pools."),
@@ -178,6 +187,7 @@ def up(
             "host": host,
             **({"insecure": True} if insecure else {}),
             **({"elastic": True} if elastic else {}),
+            **({"chat_template": chat_template} if chat_template else {}),
             **impl.parse_flags(router_arg or [], "--router-arg"),
         },
         log_dir=log_dir,

@@ -109,6 +109,14 @@ class ChatTemplate:
             ) from error
         return str(rendered[0])
 
+    def why_no_message(self) -> str | None:
+        """Returns why it does not render a message of a user; None if it does."""
+        try:
+            rendered = self.render([self._message("user", _TEXTS[0])])
+        except InvalidArgumentError as error:
+            return f"fails: {' '.join(str(error.__cause__).split())}"
+        return None if _TEXTS[0] in rendered else "leaves out the message's text"
+
     @functools.cached_property
     def abilities(self) -> TemplateAbilities:
         """Abilities that its renderings of short conversations show."""

@@ -178,12 +178,17 @@ def read_model_card(
     name: str = "",
     tool_format: str | None = AUTO,
     reasoning_format: str | None = AUTO,
+    chat_template: Path | None = None,
 ) -> ModelCard:
-    """Reads the card from a folder, or from the hub for an id. Raises `UnsupportedModelError`.
+    """Reads the card from a folder, or from the hub for an id.
 
     Args:
         name: name under which the model is served; empty: the last part of the path.
         tool_format, reasoning_format: names of formats; None: none.
+        chat_template: file of a template that takes the place of the checkpoint's.
+
+    Raises `UnsupportedModelError` for the checkpoint, and `FailedPreconditionError` if the file
+    cannot be read or is no template that renders a message of a user.
     """
     folder = checkpoint_folder(path, DESCRIPTION)
     config = read_json(folder / "config.json")
@@ -197,11 +202,15 @@ def read_model_card(
     tokenizer_config = _read(folder / "tokenizer_config.json")
     generation = _read(folder / "generation_config.json")
     tokenizer = _read_tokenizer(tokenizer_file)
-    chat_template = _chat_template(folder, tokenizer_config)
+    template = (
+        _chat_template(folder, tokenizer_config)
+        if chat_template is None
+        else _read_template(chat_template)
+    )
     model_type = str(config.get("model_type", ""))
-    detected = formats.detect(chat_template, model_type, tokenizer)
+    detected = formats.detect(template, model_type, tokenizer)
     described = text if text is config else {**_unwritten(tokenizer), **text}
-    return ModelCard(
+    card = ModelCard(
         name=name or Path(path).name,
         architecture=(config.get("architectures") or [config.get("model_type", "unknown")])[0],
         vocab_size=int(_required(described, "vocab_size", path)),
@@ -209,7 +218,7 @@ def read_model_card(
         eos_token_ids=_eos(generation.get("eos_token_id", text.get("eos_token_id"))),
         tokenizer=tokenizer,
         tokenizer_hash=hashlib.sha256(tokenizer_file.read_bytes()).digest()[:16],
-        chat_template=chat_template,
+        chat_template=template,
         special_tokens=_special_tokens(tokenizer_config),
         tool_format=detected.tool_format if tool_format == AUTO else tool_format,
         reasoning_format=(
@@ -218,6 +227,14 @@ def read_model_card(
         pooling=read_pooling(folder),
         image_token_ids=_image_token_ids(config) if "vision_config" in config else frozenset(),
     )
+    if chat_template is not None and card.template is not None:
+        why = card.template.why_no_message()
+        if why is not None:
+            raise FailedPreconditionError(
+                f"the chat template in {str(chat_template)!r} {why}; expected a Jinja "
+                "template that renders a message of a user"
+            )
+    return card
 
 
 def _image_token_ids(config: Mapping[str, Any]) -> frozenset[int]:
@@ -258,6 +275,16 @@ def _eos(ids: int | list[int] | None) -> frozenset[int]:
     if ids is None:
         return frozenset()
     return frozenset(ids if isinstance(ids, list) else [ids])
+
+
+def _read_template(file: Path) -> str:
+    """Returns the template in a file that a setting names."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise FailedPreconditionError(
+            f"cannot read the chat template in {str(file)!r}: {error}"
+        ) from error
 
 
 def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.errors import InvalidArgumentError, UnsupportedModelError
+from baton.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedModelError
 from baton.models import locate
 from baton_router.text.model_card import read_model_card
 
@@ -35,6 +35,54 @@ def test_model_card_of_shipped_model_matches_its_files():
 def test_model_card_hashes_tokenizer_file(folder):
     digest = hashlib.sha256((folder / "tokenizer.json").read_bytes()).digest()[:16]
     assert read_model_card(str(folder)).tokenizer_hash == digest
+
+
+HERMES = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if tools %}<tool_call>arguments{% endif %}<think></think>"
+)
+
+
+def test_chat_template_of_file_replaces_that_of_checkpoint(folder, tmp_path):
+    before = read_model_card(str(folder))
+    assert (before.tool_format, before.reasoning_format) == (None, None)
+    file = tmp_path / "own.jinja"
+    file.write_text(HERMES)
+    card = read_model_card(str(folder), chat_template=file)
+    assert card.render([{"role": "user", "content": "Hé"}]) == "<user>Hé<think></think>"
+    assert (card.tool_format, card.reasoning_format) == ("hermes", "think")
+    assert card.template_takes_tools
+    strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+    file.write_text(strict + HERMES)
+    strict_card = read_model_card(str(folder), chat_template=file)
+    assert card.template is not None
+    assert card.template.abilities.takes_system
+    assert strict_card.template is not None
+    assert not strict_card.template.abilities.takes_system
+
+
+BAD_TEMPLATES = {
+    "no Jinja": (b"{% for m in messages %}\n{{ m.content }", "fails: unexpected '}'"),
+    "no message": (b"hello", "leaves out the message's text; expected a Jinja template"),
+    "empty": (b"", "leaves out the message's text"),
+    "refused": (b"{{ raise_exception('only of the system') }}", "fails: only of the system"),
+    "no text": (b"\xff\xfe", "cannot read the chat template in"),
+}
+
+
+@pytest.mark.parametrize(("content", "problem"), BAD_TEMPLATES.values(), ids=BAD_TEMPLATES)
+def test_chat_template_of_file_is_refused_with_the_reason(folder, tmp_path, content, problem):
+    file = tmp_path / "own.jinja"
+    file.write_bytes(content)
+    with pytest.raises(FailedPreconditionError, match=r"own\.jinja") as caught:
+        read_model_card(str(folder), chat_template=file)
+    assert problem in str(caught.value)
+
+
+def test_chat_template_that_is_no_file_is_refused(folder, tmp_path):
+    for file in (tmp_path / "missing.jinja", tmp_path):
+        with pytest.raises(FailedPreconditionError, match="cannot read the chat template"):
+            read_model_card(str(folder), chat_template=file)
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])
