@@ -32,10 +32,17 @@ def locate(model: str) -> str:
 def named(model: str) -> tuple[str, str]:
     """Returns the served name and the checkpoint of `NAME=CHECKPOINT`, or of a checkpoint alone,
     which is served under the last part of its path."""
+    name, checkpoint = name_and_checkpoint(model)
+    return name, locate(checkpoint)
+
+
+def name_and_checkpoint(model: str) -> tuple[str, str]:
+    """Returns what `named` does, with the checkpoint as it is given: not that of a shipped model as
+    its folder."""
     name, sign, checkpoint = model.partition("=")
     if sign and not Path(model).is_dir():
-        return name, locate(checkpoint)
-    return Path(model).name, locate(model)
+        return name, checkpoint
+    return Path(model).name, model
 
 
 def checkpoint_folder(

@@ -160,8 +160,9 @@ class GenerateRequest(_message.Message):
     ENCODER_INPUTS_FIELD_NUMBER: _builtins.int
     CLAMP_MAX_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Name or alias of a model that `ListModels` lists. Empty: the first of them. Any other name is
-    NOT_FOUND. Of an alias of several models, `request_id` alone decides which one it is.
+    """Name or alias of a model that `ListModels` lists, or its hub id or folder, as the router's
+    `--model` has it. Empty: the first of them. Any other name is NOT_FOUND. Of an alias of several
+    models, `request_id` alone decides which one it is.
     """
     request_id: _builtins.str
     """Id of the request in traces, logs and `Admin.Abort`: at most 128 bytes, unique among the

@@ -136,7 +136,7 @@ async def serve(settings: RouterSettings) -> None:
             for card, of_prompts in zip(cards, prompt_images, strict=True)
         ]
         controllers += [model.services.admission_controller for model in served]
-        models = Models(served, tenants, limits, settings.aliases())
+        models = Models(served, tenants, limits, settings.aliases(), settings.names_of_checkpoints)
         readiness = RouterReadiness({model.name: model.services.readiness for model in served})
         calls = CallReader(settings.limits.max_prompt_bytes)
         service = InferenceService(models, tenants, limits, settings.default_timeout_s, calls)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import NoDecode
 
-from baton.models import DEFAULT_MODEL, named
+from baton.models import DEFAULT_MODEL, name_and_checkpoint, named
 from baton.serving.grpc.access import INFERENCE
 from baton.serving.grpc.channels import MAX_ENCODER_INPUT_BYTES
 from baton.serving.grpc.coalescer import INTERVAL_SECONDS
@@ -374,6 +374,13 @@ class RouterSettings(_RouterGroups):
     def models(self) -> dict[str, str]:
         """Folders or hub ids of the models, by the names under which they are served."""
         return dict(map(named, self.model))
+
+    @property
+    def names_of_checkpoints(self) -> dict[str, str]:
+        """Names of the models, by hub id or folder as given, without slashes at its end. Of several
+        models of one checkpoint it is the first."""
+        pairs = map(name_and_checkpoint, reversed(self.model))
+        return {checkpoint.rstrip("/"): name for name, checkpoint in pairs}
 
     @property
     def chat_templates(self) -> dict[str, Path]:

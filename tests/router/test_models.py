@@ -26,6 +26,7 @@ from tests.support.router.scripted import (
 )
 
 ASKED = {"prompt": "def", "max_tokens": 2}
+CHECKPOINTS = {"org/b": "b", "a": "b", "plain": "a"}
 ALIASES = {"plain": {"b": 1.0}, "canary": {"a": 50.0, "b": 50.0}}
 
 
@@ -40,14 +41,23 @@ async def router(limits: Quota = NO_LIMITS) -> AsyncIterator[tuple[Routes, httpx
     cards = {name: replace(card(), name=name) for name in ("a", "b")}
     async with AsyncExitStack() as stack:
         fleets = {name: await stack.enter_async_context(fleet_of(*workers())) for name in cards}
-        routes = routes_of(fleets, cards, Quotas(default=limits), aliases=ALIASES)
+        routes = routes_of(
+            fleets, cards, Quotas(default=limits), aliases=ALIASES, checkpoints=CHECKPOINTS
+        )
         transport = httpx.ASGITransport(routes.app())
         client = httpx.AsyncClient(transport=transport, base_url="http://router")
         yield routes, await stack.enter_async_context(client)
 
 
 @pytest.mark.parametrize(
-    ("asked", "answers"), [({}, "a"), ({"model": "a"}, "a"), ({"model": "plain"}, "b")]
+    ("asked", "answers"),
+    [
+        ({}, "a"),
+        ({"model": "a"}, "a"),
+        ({"model": "plain"}, "b"),
+        ({"model": "org/b"}, "b"),
+        ({"model": "org/b/"}, "b"),
+    ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_answer_names_the_model_that_gave_it(asked, answers, stream):
@@ -87,9 +97,11 @@ async def test_models_over_http_are_listed_and_shown_one_by_one():
         listed = (await client.get("/v1/models")).json()["data"]
         shown = [(await client.get(f"/v1/models/{one['id']}")).json() for one in listed]
         missing = await client.get("/v1/models/gpt-5")
+        of_checkpoint = await client.get("/v1/models/org/b")
     assert [one["id"] for one in listed] == ["a", "b", "canary", "plain"]
     assert shown == listed
     assert listed[2]["alias_of"] == {"a": 50.0, "b": 50.0}
+    assert of_checkpoint.json() == listed[1]
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
 
 
@@ -100,6 +112,7 @@ async def test_models_are_found_by_name_alias_and_id():
         drawn = {models.of("canary", f"r{number}").name for number in range(20)}
         assert drawn == {"a", "b"}
         assert models.of("canary").name == "a"
+        assert [models.of(name).name for name in ("org/b", "org/b//")] == ["b", "b"]
         with pytest.raises(ModelNotFoundError) as caught:
             models.of("模" * 5000)
         assert len(str(caught.value)) < 300

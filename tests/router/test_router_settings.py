@@ -30,6 +30,17 @@ def test_settings_refuse_unknown_format_with_names(capsys, flag):
     assert "auto, none" in said
 
 
+def test_models_have_the_names_of_their_checkpoints():
+    given = ["Qwen/Qwen3-0.6B", "./folder/", "x=org/one", "y=org/one", "z=tiny"]
+    settings = load(RouterSettings, ["--model", ",".join(given)])
+    assert settings.names_of_checkpoints == {
+        "Qwen/Qwen3-0.6B": "Qwen3-0.6B",
+        "./folder": "folder",
+        "org/one": "x",
+        "tiny": "z",
+    }
+
+
 def test_chat_template_is_of_the_only_model():
     assert load(RouterSettings, []).chat_templates == {}
     given = load(RouterSettings, ["--chat-template", "a.jinja"])

@@ -7,6 +7,7 @@ readiness, role balance. Tenants, their limits and the requests in flight are th
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import NoReturn, TypeVar
 
 from baton.errors import InvalidArgumentError, NotFoundError
@@ -58,6 +59,7 @@ class Models:
     Args:
         served: the models; the first one is that of requests that name none.
         aliases: returns the present aliases.
+        names_of_checkpoints: names of models by hub id or folder, without slashes at its end.
 
     Attributes:
         num_not_found: requests that named another model.
@@ -69,6 +71,7 @@ class Models:
         tenants: Tenants,
         limits: RateLimits,
         aliases: Callable[[], Mapping[str, Weights]] = no_aliases,
+        names_of_checkpoints: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.num_not_found = 0
         self._served = {model.name: model for model in served}
@@ -76,6 +79,7 @@ class Models:
         self._tenants = tenants
         self._limits = limits
         self._aliases = aliases
+        self._names_of_checkpoints = names_of_checkpoints
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._served.values())
@@ -86,8 +90,8 @@ class Models:
         return self._aliases()
 
     def of(self, name: str, request_id: str = "") -> ServedModel:
-        """Returns the model of this name or alias; empty: the first one. `request_id` decides about
-        an alias of several models; empty: the one with the largest weight.
+        """Returns the model of this name, alias or checkpoint; empty: the first one. `request_id`
+        decides about an alias of several models; empty: the one with the largest weight.
 
         Raises `ModelNotFoundError` that lists what there is.
         """
@@ -98,6 +102,8 @@ class Models:
             return served
         aliases = self._aliases()
         weights = aliases.get(name)
+        if weights is None and (of := self._names_of_checkpoints.get(name.rstrip("/"))):
+            return self._served[of]
         if weights is None:
             self.num_not_found += 1
             shown = name if len(name) <= _SHOWN_CHARS else f"{name[:_SHOWN_CHARS]}..."

@@ -117,6 +117,7 @@ def routes_of(
     quotas: Quotas,
     max_waiting: int = MAX_WAITING,
     aliases: Mapping[str, Weights] = MappingProxyType({}),
+    checkpoints: Mapping[str, str] = MappingProxyType({}),
     responses_ttl: float = 0.0,
     redis: Redis | None = None,
     reasoning_field: str = "both",
@@ -135,7 +136,7 @@ def routes_of(
         for name, model in cards.items()
     ]
     controllers += [model.services.admission_controller for model in served]
-    models = Models(served, tenants, limits, lambda: aliases)
+    models = Models(served, tenants, limits, lambda: aliases, checkpoints)
     extra_of = partial(timeline_for, tenants=tenants)
     generations = Generations(
         models,
