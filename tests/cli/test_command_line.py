@@ -1,6 +1,7 @@
 """Command line without a cluster: help, errors, exit codes."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -350,14 +351,39 @@ def test_up_passes_settings_to_the_router() -> None:
 def test_up_passes_a_chat_template_to_the_router(tmp_path: Path) -> None:
     file = tmp_path / "own.jinja"
     arguments = ["up", "--no-http", "--dry-run", "--chat-template", str(file)]
-    missing = CliRunner().invoke(app, arguments)
-    assert missing.exit_code == 2
-    assert "--chat-template" in missing.stderr
-    file.write_text("{{ messages[0].content }}")
     lines = CliRunner().invoke(app, arguments).stdout.splitlines()
     (router,) = (line for line in lines if "--chat-template" in line)
     assert " -m baton router " in router
     assert f"--chat-template {file}" in router
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "models"),
+    [
+        ([], "", ["tiny"]),
+        ([], "shapes", ["shapes"]),
+        ([], "a b/c,shapes", ["a b/c", "shapes"]),
+        (["tiny"], "shapes", ["tiny"]),
+        (["--model", "tiny", "--model", "x=shapes"], "other", ["tiny", "x=shapes"]),
+        (["--model", "tiny,x=shapes"], "", ["tiny", "x=shapes"]),
+        (["tiny", "--model", "x=shapes"], "", ["tiny", "x=shapes"]),
+    ],
+)
+def test_up_starts_workers_of_each_model(
+    arguments: list[str], variable: str, models: list[str]
+) -> None:
+    of_up = ["up", "--no-http", "--dry-run", "--decode", "2", *arguments]
+    lines = CliRunner().invoke(app, of_up, env={"BATON_MODEL": variable}).stdout.splitlines()
+    served: dict[str, list[str]] = {}
+    for line in map(shlex.split, lines):
+        if "baton" in line:
+            kind, model = line[line.index("baton") + 1], line[line.index("--model") + 1]
+            served.setdefault(kind, []).append(model)
+    assert served == {
+        "router": [",".join(models)],
+        "prefill-worker": models,
+        "decode-worker": [model for model in models for _ in range(2)],
+    }
 
 
 def test_up_names_unreachable_redis_before_starting_anything() -> None:

@@ -183,6 +183,22 @@ def test_free_port_differs_from_ports_given_out() -> None:
     assert port not in {free_port({port}) for _ in range(100)}
 
 
+@pytest.mark.slow
+def test_local_cluster_serves_several_models() -> None:
+    with (
+        LocalCluster("tiny,x=shapes", worker_flags={"num_blocks": 64}) as cluster,
+        Client(cluster.address) as client,
+    ):
+        listed = client.list_models().models
+        assert [(model.name, model.has_workers) for model in listed] == [
+            ("tiny", True),
+            ("x", True),
+        ]
+        names = [process.name for process in cluster.processes]
+        assert names == ["router", "prefill-0", "prefill-1", "decode-0", "decode-1"]
+        assert client.generate("def", model="shapes").text()
+
+
 def test_killed_worker_serves_again_under_its_name_after_restart(cluster: LocalCluster) -> None:
     cluster.kill("decode-0")
     cluster.restart("decode-0")

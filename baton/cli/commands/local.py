@@ -20,21 +20,27 @@ from baton.cli.running import console
 def up(
     context: typer.Context,
     given_model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="The model; the same as --model.")
+        str | None, typer.Argument(metavar="MODEL", help="A model; the same as --model.")
     ] = None,
     model: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
             envvar="BATON_MODEL",
-            help="'tiny' or 'shapes' (shipped with Baton), a folder, or a hub id.",
+            help="'tiny' or 'shapes' (shipped with Baton), a folder, or a hub id; or NAME=MODEL. "
+            "May be repeated: each model has workers of its own. Unset: tiny.",
         ),
-    ] = "tiny",
+    ] = None,
     encode: Annotated[
         int,
-        typer.Option(min=0, help="Number of encode workers, for images of vision-language models."),
+        typer.Option(
+            min=0,
+            help="Number of encode workers of each model, for images of vision-language models.",
+        ),
     ] = 0,
-    prefill: Annotated[int, typer.Option(min=1, help="Number of prefill workers.")] = 1,
-    decode: Annotated[int, typer.Option(min=1, help="Number of decode workers.")] = 1,
+    prefill: Annotated[
+        int, typer.Option(min=1, help="Number of prefill workers of each model.")
+    ] = 1,
+    decode: Annotated[int, typer.Option(min=1, help="Number of decode workers of each model.")] = 1,
     host: Annotated[
         str, typer.Option(envvar="BATON_HOST", help="Address that the router listens on.")
     ] = "127.0.0.1",
@@ -111,12 +117,11 @@ def up(
         ),
     ] = None,
     chat_template: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            exists=True,
-            dir_okay=False,
             metavar="FILE",
-            help="Chat template, in Jinja, that takes the place of the checkpoint's.",
+            help="Chat template, in Jinja, that takes the place of the checkpoint's. Of several "
+            "models NAME=FILE,NAME=FILE.",
         ),
     ] = None,
     elastic: Annotated[
@@ -150,6 +155,7 @@ def up(
       baton up
       baton up Qwen/Qwen3-0.6B --prefill 2 --decode 1
       baton up Qwen/Qwen3-VL-2B-Instruct --encode 1
+      baton up --model chat=Qwen/Qwen3-8B --model Qwen/Qwen3-0.6B
       baton up --max-num-seqs 16 --decode.num-blocks 4096 --dry-run
       baton up --port 0 --json | jq --unbuffered 'select(.event == "ready").address'
     """
@@ -168,8 +174,10 @@ def up(
     if not dry_run and impl.listens_here(host):
         wanted = {"--port": port, "--admin-port": admin_port}
         impl.check_ports({**wanted, "--http-port": http_port if http else None})
+    source = context.get_parameter_source("model")
+    is_given = source is not None and source.name == "COMMANDLINE"
     cluster = LocalCluster(
-        given_model or model,
+        impl.models_of(given_model, model if is_given else None),
         prefill,
         decode,
         port,

@@ -52,7 +52,9 @@ class LocalCluster:
     counts the thread that called `start` or `restart` as parent: use one that lasts.
 
     Args:
-        model: "tiny", a folder or a hub id.
+        model: "tiny", a folder or a hub id; several with commas between, of which each gets workers
+            of its own.
+        num_prefill, num_decode, num_encode: workers of each model.
         port: port of the router; 0 takes a free one.
         admin_port: port of its admin service; likewise.
         http_port: port for HTTP beside gRPC on the router; 0 takes a free one, None: no HTTP.
@@ -94,6 +96,7 @@ class LocalCluster:
         tls_dir: Path | None = None,
     ) -> None:
         self.model = model
+        self._models = model.split(",")
         # Of the router, as given: not to be replaced by free ones.
         self._fixed_ports = {port, admin_port, http_port or 0} - {0}
         self._ports = set(self._fixed_ports)
@@ -120,13 +123,18 @@ class LocalCluster:
             http_port=self._free_port() if http_port == 0 else http_port,
             tls=self.tls,
         )
-        names: list[tuple[Role, int]] = [
-            *(("encode", index) for index in range(num_encode)),
-            *(("prefill", index) for index in range(num_prefill)),
-            *(("decode", index) for index in range(num_decode)),
-        ]
-        of_role = {"encode": encode_flags, "prefill": prefill_flags, "decode": decode_flags}
-        flags = [{**all_flags, **worker_flags, **of_role[role]} for role, _ in names]
+        of_role: dict[Role, tuple[int, Flags]] = {
+            "encode": (num_encode, encode_flags),
+            "prefill": (num_prefill, prefill_flags),
+            "decode": (num_decode, decode_flags),
+        }
+        names: list[tuple[Role, int]] = []
+        flags: list[Flags] = []
+        for role, (count, own) in of_role.items():
+            for index in range(count * len(self._models)):
+                names.append((role, index))
+                served = self._models[index // count]
+                flags.append({**all_flags, "model": served, **worker_flags, **own})
         self._workers = [
             self._worker(role, index, own)
             for (role, index), own in zip(names, on_devices(flags), strict=True)
@@ -190,10 +198,10 @@ class LocalCluster:
         If it raises, it leaves nothing running.
         """
         assert self._folder is None, "the cluster was started already"
-        model = named(self.model)[1]
-        check_model(model)
-        if any(worker.role == "encode" for worker in self._workers):
-            check_has_encoder(model)
+        for model in (named(given)[1] for given in self._models):
+            check_model(model)
+            if any(worker.role == "encode" for worker in self._workers):
+                check_has_encoder(model)
         self._folder = tempfile.TemporaryDirectory(prefix="baton-")
         try:
             for process in self.processes:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shlex
 import sys
 import time
@@ -20,7 +21,7 @@ from baton.cli.local.signals import interrupted_by_signals
 from baton.cli.local.status import OnStatus, Status
 from baton.cli.options.common import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
 from baton.errors import BatonError, FailedPreconditionError, InvalidArgumentError
-from baton.models import DEFAULT_MODEL, INTRODUCTION
+from baton.models import DEFAULT_MODEL, INTRODUCTION, named
 from baton.serving.grpc.access import ROUTER_NAME
 from baton.serving.listening import WILDCARDS
 from baton.serving.optional_dependencies import check_extra
@@ -29,6 +30,13 @@ from baton.version import version
 DEFAULT_HTTP_PORT = 8000
 _ADMIN_PORT = int(DEFAULT_ADMIN_ADDRESS.rpartition(":")[2])
 _CHECK_INTERVAL = 0.2
+
+
+def models_of(argument: str | None, options: Sequence[str] | None) -> str:
+    """Returns the models, with commas between: those of the command line, else of the environment,
+    else the default one. `options`: of --model; None: it is not given."""
+    given = [*([argument] if argument else []), *(options or [])]
+    return ",".join(given) or os.environ.get("BATON_MODEL") or DEFAULT_MODEL
 
 
 def parse_flags(settings: Sequence[str], option: str) -> dict[str, object]:
@@ -246,6 +254,9 @@ def _of_tls(cluster: LocalCluster) -> str:
 
 
 def _of_model(cluster: LocalCluster) -> str:
+    names = [named(model)[0] for model in cluster.model.split(",")]
+    if len(names) > 1:
+        return f"Requests choose a model of {', '.join(names)}; without one {names[0]} answers.\n"
     return f"{INTRODUCTION}\n" if cluster.model == DEFAULT_MODEL else ""
 
 
