@@ -12,9 +12,10 @@ import pytest
 from baton.envoy import external_processor_pb2 as pb
 from baton.envoy import external_processor_pb2_grpc as pb_grpc
 from baton.envoy.processing_mode_pb2 import ProcessingMode
+from baton.errors import FailedPreconditionError
 from baton.models import locate
 from baton_picker.metrics import PickerMetrics
-from baton_picker.process import EndpointPickerServer
+from baton_picker.process import EndpointPickerServer, serve
 from baton_picker.settings import PickerSettings
 from baton_router.routing.placement.decision import Rules
 from baton_router.routing.placement.record.record_file import RecordFile, RecordLimits
@@ -115,6 +116,12 @@ async def picked_for(stub, prompt, subset, **fields):
         stub, request_headers(subset), request_body(completion(prompt, **fields))
     )
     return destination(answers[0])
+
+
+async def test_picker_refuses_chat_template_that_cannot_be_read(tmp_path):
+    settings = PickerSettings(port=0, chat_template=str(tmp_path / "own.jinja"))
+    with pytest.raises(FailedPreconditionError, match="cannot read the chat template"):
+        await serve(settings)
 
 
 async def test_picker_answers_headers_after_the_whole_body(servers):

@@ -2,9 +2,12 @@ from pathlib import Path
 
 import pytest
 
+from baton.errors import FailedPreconditionError
 from baton.settings.loading import load
+from baton_router.process import serve
 from baton_router.routing.placement.policy import POLICY_NAMES
 from baton_router.settings import RouterSettings
+from tests.support.router.front import NO_REDIS
 
 
 def test_placement_setting_defaults_to_baton():
@@ -53,6 +56,13 @@ def test_chat_templates_of_several_models_are_named():
     models = ["--model", "a=tiny", "--model", "b=shapes"]
     given = load(RouterSettings, [*models, "--chat-template", "b=b.jinja,a=a.jinja"])
     assert given.chat_templates == {"a": Path("a.jinja"), "b": Path("b.jinja")}
+
+
+async def test_router_refuses_chat_template_that_cannot_be_read(tmp_path):
+    template = str(tmp_path / "own.jinja")
+    settings = load(RouterSettings, ["--redis-url", NO_REDIS, "--chat-template", template])
+    with pytest.raises(FailedPreconditionError, match="cannot read the chat template"):
+        await serve(settings)
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,7 @@ def up(
     if not dry_run and impl.listens_here(host):
         wanted = {"--port": port, "--admin-port": admin_port}
         impl.check_ports({**wanted, "--http-port": http_port if http else None})
+    # That of the environment is read apart: the argument overrides it, and it may have spaces.
     source = context.get_parameter_source("model")
     is_given = source is not None and source.name == "COMMANDLINE"
     cluster = LocalCluster(

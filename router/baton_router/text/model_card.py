@@ -162,7 +162,10 @@ class ModelCard:
         Raises `InvalidArgumentError` if the template refuses it or the model has none.
         """
         if self.template is None:
-            raise InvalidArgumentError("input.chat", f"model {self.name!r} has no chat template")
+            raise InvalidArgumentError(
+                "input.chat",
+                f"model {self.name!r} has no chat template; give its router one by --chat-template",
+            )
         return self.template.render(
             messages, tools, variables, adds_generation_prompt=adds_generation_prompt
         )
