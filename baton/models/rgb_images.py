@@ -19,9 +19,10 @@ def rgb(image: Image.Image) -> Image.Image:
         image.info = info
     if not image.has_transparency_data:
         return image.convert("RGB")
-    image = image.convert("RGBA")
+    if image.mode != "RGBA":
+        image = image.convert("RGBA")  # a copy even of an image that is RGBA
     ground = Image.new("RGB", image.size, "white")
-    ground.paste(image, mask=image.getchannel("A"))
+    ground.paste(image, mask=image)
     return ground
 
 

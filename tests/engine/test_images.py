@@ -381,13 +381,14 @@ def test_text_model_refuses_images_by_name(checkpoints, checkpoint):
         engine.prompt_with_images(IMAGE_TOKEN, [image(1)])
 
 
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "PA"])
 def test_prompt_puts_transparent_image_on_white(checkpoint, mode):
     engine = loaded(checkpoint("llava_clip"))
     clear = image(1).convert("L").convert("RGBA")
     clear.putalpha(0)
     white = Image.new("RGB", clear.size, "white")
-    shown = clear.quantize(8) if mode == "P" else clear.convert(mode)
+    shown = clear.quantize(8) if "P" in mode else clear
+    shown = shown.convert(mode)
     given, expected = (
         engine.prompt_with_images(IMAGE_TOKEN, [each]).encoder_inputs for each in (shown, white)
     )

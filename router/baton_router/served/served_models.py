@@ -102,8 +102,8 @@ class Models:
             return served
         aliases = self._aliases()
         weights = aliases.get(name)
-        if weights is None and (of := self._names_of_checkpoints.get(name.rstrip("/"))):
-            return self._served[of]
+        if weights is None and (own := self._names_of_checkpoints.get(name.rstrip("/"))):
+            return self._served[own]
         if weights is None:
             self.num_not_found += 1
             shown = name if len(name) <= _SHOWN_CHARS else f"{name[:_SHOWN_CHARS]}..."

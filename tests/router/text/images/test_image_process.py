@@ -200,6 +200,12 @@ async def test_pool_puts_transparent_image_on_white(pool, name):
     assert await pool.process(make_file()) == await pool.process(encoded(on_white))
 
 
+async def test_pool_shows_gray_of_16_bits_in_its_shades(pool):
+    shades = Image.new("I;16", (32, 32), 0x8055)
+    opaque = Image.new("RGB", (32, 32), (0x80,) * 3)
+    assert await pool.process(encoded(shades)) == await pool.process(encoded(opaque))
+
+
 async def test_pool_blends_half_transparent_pixels(pool):
     half = encoded(Image.new("RGBA", (32, 32), (0, 100, 200, 51)))
     assert await pool.process(half) == await pool.process(
