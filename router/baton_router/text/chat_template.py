@@ -112,7 +112,7 @@ class ChatTemplate:
     def why_no_message(self) -> str | None:
         """Returns why it does not render a message of a user; None if it does."""
         try:
-            rendered = self.render([self._message("user", _TEXTS[0])])
+            rendered = self.render([self._message("user", _TEXTS[0], (), iter(()))])
         except InvalidArgumentError as error:
             return f"fails: {' '.join(str(error.__cause__).split())}"
         return None if _TEXTS[0] in rendered else "leaves out the message's text"
