@@ -1,7 +1,9 @@
 """Deadline of a request, propagated from hop to hop. Independent of the work it limits."""
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -54,7 +56,20 @@ class Deadline:
     def check(self) -> None:
         """Raises `DeadlineExceededError` once expired. Call it before work that costs compute."""
         if self.expired:
-            raise DeadlineExceededError("the request's deadline has passed")
+            raise _passed()
+
+    @asynccontextmanager
+    async def limit(self, grace: float = 0.0) -> AsyncIterator[None]:
+        """Context manager that ends its block `grace` seconds after the deadline, and then raises
+        `DeadlineExceededError`."""
+        timeout = asyncio.timeout(self.remaining() + grace)
+        try:
+            async with timeout:
+                yield
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise _passed() from None
 
     def may_have_ended(self) -> bool:
         """Returns whether a call forwarded to the next hop may have reached its deadline there."""
@@ -69,3 +84,7 @@ class Deadline:
         """
         self.check()
         return max(self.remaining() - margin, MIN_FORWARDED)
+
+
+def _passed() -> DeadlineExceededError:
+    return DeadlineExceededError("the request's deadline has passed")

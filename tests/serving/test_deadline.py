@@ -32,6 +32,20 @@ def test_deadline_runs_down_to_zero():
     assert (deadline.remaining(), deadline.expired) == (0.0, True)
 
 
+async def test_deadline_limits_block_and_says_so():
+    with pytest.raises(DeadlineExceededError, match="the request's deadline has passed"):
+        async with Deadline.after(0.01).limit():
+            await asyncio.Event().wait()
+    async with Deadline.after(0.01).limit(grace=10.0):
+        await asyncio.sleep(0.05)
+
+
+async def test_deadline_passes_on_timeout_of_its_block():
+    with pytest.raises(TimeoutError, match="of its own"):
+        async with Deadline.after(10.0).limit():
+            raise TimeoutError("of its own")
+
+
 def test_deadline_forwards_rest_less_margin():
     assert Deadline.after(2.0, Clock(100.0)).forward(margin=0.5) == 1.5
 

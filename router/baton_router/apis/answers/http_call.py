@@ -84,9 +84,8 @@ class HttpCall:
         """Writes the answer. Raises if a request is refused, or if an answer that is not streamed
         fails; the failure of a stream is its last event, `in_terms` of its API."""
         # A client that does not read holds no resources beyond its deadline.
-        seconds = self._deadline.remaining() + ERROR_GRACE_SECONDS
         with in_trace_of(self._caller):
-            async with asyncio.timeout(seconds):
+            async with self._deadline.limit(ERROR_GRACE_SECONDS):
                 if self._is_stream:
                     await self._stream(send, in_terms)
                 else:

@@ -1,6 +1,5 @@
 """Embeddings in OpenAI's format, and scores of pairs of texts in that of other servers."""
 
-import asyncio
 import base64
 import secrets
 import time
@@ -59,7 +58,7 @@ class PooledHttpCall:
     async def write(self, send: Send, _in_terms: InTerms) -> None:
         """Writes the answer. Raises if the request is refused or fails."""
         with in_trace_of(self._caller):
-            async with asyncio.timeout(self._deadline.remaining() + ERROR_GRACE_SECONDS):
+            async with self._deadline.limit(ERROR_GRACE_SECONDS):
                 content = msgspec.json.encode(await self._answer())
         headers = [
             (b"content-type", b"application/json"),

@@ -1,6 +1,5 @@
 """Conversion of completions and chat completions to requests of the router."""
 
-import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -120,7 +119,7 @@ class Generations:
         deadline = self._deadline(options)
         await inference.wait_for_workers(deadline)
         tenant = inference.tenant_of(caller)
-        async with asyncio.timeout(deadline.remaining()):  # images take time to be fetched
+        async with deadline.limit():  # images take time to be fetched
             prompt = await model.services.intake.prompt_of(conversation, tenant=tenant)
         num_tokens, limit = len(prompt.token_ids), inference.max_model_len
         check_length(num_tokens, 1, limit, "input.chat.messages")

@@ -246,6 +246,7 @@ async def test_deadline_covers_images(model, reader):
     finally:
         os.kill(process.pid, signal.SIGCONT)
     assert response.status_code == 504
+    assert response.json()["error"]["message"] == "the request's deadline has passed"
 
 
 async def test_model_of_text_refuses_images():
