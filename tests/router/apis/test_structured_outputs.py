@@ -105,6 +105,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no JSON": ({"guided_json": "{"}, "guided_json"),
     "no schema": ({"guided_json": "3"}, "guided_json"),
     "a tag": ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+    "a format of tags": (
+        {"response_format": {"type": "structural_tag", "structures": [], "triggers": []}},
+        "response_format.type",
+    ),
     "a large one": ({"guided_grammar": "x" * 70_000}, "guided_grammar"),
     "an empty one": ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
     "closed objects": (
