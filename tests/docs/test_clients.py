@@ -2,13 +2,13 @@
 
 import re
 
-from tests.support.http_clients import CLIENTS, requirements_of
+from tests.support.http_clients import CLIENTS, packages_of
 from tests.support.repository import ROOT
 
 
 def test_clients_page_has_the_versions_that_are_tested():
     page = (ROOT / "docs" / "openai.md").read_text().split("\n## Clients\n")[1]
-    rows = re.findall(r"^\| `([a-z-]+)` \| ([0-9.]+) \|", page, flags=re.MULTILINE)
-    pinned = {name: version for client in CLIENTS for name, version in requirements_of(client)}
+    rows = re.findall(r"^\| `([@a-z/-]+)` \| ([0-9.]+) \|", page, flags=re.MULTILINE)
+    pinned = {package for client in CLIENTS for package in packages_of(client)}
     assert len(rows) == len(CLIENTS)
-    assert dict(rows).items() <= pinned.items()
+    assert set(rows) <= pinned

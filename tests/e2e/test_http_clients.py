@@ -14,7 +14,7 @@ import pytest
 
 from baton.cli.local.local_cluster import LocalCluster
 from tests.support.cluster.watch import until_nothing_is_held
-from tests.support.http_clients import environment_of, task_of
+from tests.support.http_clients import program_of
 from tests.support.tool_model import FORMATS, save_tool_model
 
 # The first test of a client installs it.
@@ -26,6 +26,7 @@ SUM = ["add", {"a": 12, "b": 30}]
 ANSWER = "The weather in Paris is sunny, 21 degrees. The sum is 42."
 LOOP = {"calls": [WEATHER, SUM], "answer": ANSWER}
 PERSON = {"name": "Anna", "age": 31}
+PROVIDERS = ["openai", "openai_chat", "openai_compatible", "anthropic"]
 
 
 @pytest.fixture(
@@ -47,8 +48,7 @@ in_hermes = pytest.mark.parametrize("served", FORMATS[:1], indirect=True)
 async def said(cluster: LocalCluster, client: str, task: str, *arguments: str) -> Any:
     """Returns what the task of a client prints, once the cluster holds nothing of it."""
     process = await asyncio.create_subprocess_exec(
-        str(await asyncio.to_thread(environment_of, client)),
-        str(task_of(client)),
+        *await asyncio.to_thread(program_of, client),
         *(str(cluster.http_address), Path(cluster.model).name, task, *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -152,6 +152,30 @@ async def test_instructor_reads_objects_in_each_mode(served):
 )
 async def test_openai_agent_ends_after_two_tool_calls(served, task):
     assert await said(served, "openai_agents", task) == LOOP
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "task",
+    ["tools", "streamed_tools", "responses_tools", "responses_streamed_tools"],
+)
+async def test_agent_in_javascript_ends_after_two_tool_calls(served, task):
+    assert await said(served, "openai_agents_js", task) == LOOP
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("task", ["tools", "streamed_tools"])
+async def test_ai_sdk_calls_tools_to_the_answer(served, task, provider):
+    assert await said(served, "vercel_ai", task, provider) == LOOP
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("task", ["turns", "streamed_turns"])
+@in_hermes
+async def test_ai_sdk_continues_a_conversation(served, task, provider):
+    assert await said(served, "vercel_ai", task, provider) == {"greeting": GREETING, **LOOP}
 
 
 @pytest.mark.nightly

@@ -1,6 +1,6 @@
 """Install every client."""
 
-from tests.support.http_clients import CLIENTS, environment_of
+from tests.support.http_clients import CLIENTS, program_of
 
 for client in CLIENTS:
-    print(client, environment_of(client), flush=True)
+    print(client, *program_of(client), flush=True)
