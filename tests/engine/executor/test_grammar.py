@@ -528,6 +528,7 @@ BAD_SCHEMAS = {
     '{"type": "object", "dependentRequired": {"a": ["b"]}}': '["dependentRequired"]',
     '{"type": "object", "propertyNames": {"pattern": "a"}}': '["propertyNames"]',
     '{"type": "object", "properties": {"a": {"unevaluatedItems": false}}}': '["unevaluatedItems"]',
+    '{"type": "object", "patternProperties": {"^x": {}, "y$": {}}}': "are not disjoint",
     '{"$dynamicRef": "#x"}': '["$dynamicRef"]',
     '{"x-guidance": {"lenient": true}, "not": {}}': '["not"]',
     '{"type": "strin"}': "Invalid type: strin",

@@ -169,6 +169,28 @@ async def test_front_refuses_to_continue_what_is_no_text_of_the_model(model, bod
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
 
 
+async def test_history_may_have_empty_lists(model):
+    user = {"role": "user", "content": "a"}
+    function = {"name": "f", "arguments": "{}"}
+    calling = {"role": "assistant", "tool_calls": [{"id": "c", "function": function}]}
+    for answer, begin in (
+        ({"role": "assistant", "content": []}, "## assistant<|im_end|>"),
+        ({"role": "assistant", "content": "b", "tool_calls": []}, "## assistantb<|im_end|>"),
+        ({**calling, "content": []}, "## assistant calls f<|im_end|>"),
+    ):
+        turns = {"messages": [user, answer, user]}
+        prompt = await prompt_over_http(model, "chat/completions", turns)
+        assert begin in prompt.replace("\n<|im_end|>", "<|im_end|>")
+
+
+async def test_response_takes_answer_without_id_and_status(model):
+    user = {"role": "user", "content": "a"}
+    text = {"type": "output_text", "text": "b"}
+    answer = {"type": "message", "role": "assistant", "content": [text]}
+    prompt = await prompt_over_http(model, "responses", {"input": [user, answer, user]})
+    assert "## assistantb<|im_end|>" in prompt
+
+
 async def test_history_may_have_refusals_and_annotations(model):
     refusal = [{"type": "refusal", "refusal": "I cannot."}]
     notes = [{"type": "url_citation", "url_citation": {"url": "https://a"}}]

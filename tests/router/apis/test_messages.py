@@ -1,5 +1,6 @@
 """Anthropic's own client against /v1/messages: text, tool calls, thinking and refusals."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -169,6 +170,15 @@ async def test_stop_sequence_is_reported(model):
     message = await ask(model, "One. Two. Three.", stop_sequences=several)
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Two")
     assert blocks_of(message) == [{"type": "text", "text": "One. "}]
+
+
+async def test_streamed_message_has_a_stop_sequence_or_null(model):
+    for given, expected in ({}, None), ({"stop_sequences": ["Two"]}, "Two"):
+        async with front_of(*writing("One. Two.", model=model), model=model) as front:
+            body = given_to(model, stream=True, **given)
+            answer = await front.post("/v1/messages", json=body)
+        (event,) = (line for line in answer.text.splitlines() if '"message_delta"' in line[6:])
+        assert json.loads(event[6:])["delta"]["stop_sequence"] == expected
 
 
 async def test_conversation_of_blocks_becomes_messages_of_the_template(model):
@@ -398,6 +408,25 @@ async def test_message_accepts_hints_without_effect(model):
                 ]
             },
             "messages[0].content[0].tool_use_id",
+        ),
+        *(
+            ({"messages": [{"role": "user", "content": [block]}]}, f"messages[0].content[0].{name}")
+            for block, name in (
+                ({"type": "text"}, "text"),
+                ({"type": "image"}, "source"),
+                ({"type": "tool_result"}, "tool_use_id"),
+            )
+        ),
+        *(
+            (
+                {"messages": [USER, {"role": "assistant", "content": [block]}, USER]},
+                f"messages[1].content[0].{name}",
+            )
+            for block, name in (
+                ({"type": "tool_use", "name": "f", "input": {}}, "id"),
+                ({"type": "tool_use", "id": "c", "input": {}}, "name"),
+                ({"type": "thinking", "signature": ""}, "thinking"),
+            )
         ),
         (
             {"tools": [{"type": "bash_20250124", "name": "bash"}, {**WEATHER, "name": "a b"}]},

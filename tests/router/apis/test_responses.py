@@ -100,10 +100,10 @@ async def test_response_stream_adds_up_to_the_whole(model, size):
         kind = event.type.removeprefix("response.")
         if kind == "output_item.added":
             assert open_item is None
-            open_item = event.output_index
+            open_item, item_id = event.output_index, event.item.id
             grown[open_item] = ""
         elif kind.endswith(".delta"):
-            assert event.output_index == open_item
+            assert (event.output_index, event.item_id) == (open_item, item_id)
             grown[open_item] += event.delta
         elif kind in ("output_text.done", "reasoning_text.done"):
             assert grown[open_item] == event.text

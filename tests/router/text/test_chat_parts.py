@@ -124,6 +124,17 @@ async def test_chat_splits_reasoning_from_content(model):
     assert answer.usage.completion_tokens_details.reasoning_tokens == num_tokens
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+async def test_forced_call_keeps_the_reasoning_before_it(model, choice, stream):
+    answer = await ask(model, f"{THOUGHT}{OSLO}", tool_choice=choice, stream=stream)
+    message = without_ids(joined(answer) if stream else whole(answer))
+    assert message["reasoning"] == "The user asks for Oslo: é 漢."
+    assert message["calls"] == CALLS[:1]
+
+
 async def test_chat_without_formats_shows_what_model_wrote():
     answer = await ask_tiny(f"{THOUGHT}{OSLO}")
     assert answer.choices[0].message.content == f"{THOUGHT}{OSLO}"

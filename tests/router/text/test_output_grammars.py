@@ -363,6 +363,7 @@ def test_grammar_takes_schemas_with_keywords_it_cannot_follow(special, name):
             "l": {"type": "array", "uniqueItems": True, "items": {"contains": {}, "if": {}}},
         },
         "dependentRequired": {"n": ["l"]},
+        "propertyNames": {"type": "string"},
     }
     made = special.format(name)
     loose = ParsingOptions(tools=[Tool("get", parameters)], choice=Choice.REQUIRED)
