@@ -14,6 +14,7 @@ from docs import (
     models_reference,
     packages,
     protobuf_reference,
+    symptoms_reference,
 )
 from docs import parameters_reference as parameters
 
@@ -28,6 +29,7 @@ def generate() -> dict[str, str]:
         "settings.md": parameters.settings(),
         "metrics.md": metrics_reference.metrics(),
         "http_fields.md": http_fields_reference.http_fields(),
+        "reported_symptoms.md": symptoms_reference.reported_symptoms(),
         "models.md": models_reference.models(),
         "errors.md": parameters.errors(),
         "sampling.md": parameters.sampling(),
