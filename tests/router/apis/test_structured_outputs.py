@@ -1,20 +1,26 @@
 """Structured outputs over HTTP: forms of other servers, as grammars of the engine."""
 
+import contextlib
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.engine.executor.grammar.compiler import GrammarCompiler
+from baton.engine.executor.grammar.judge import GrammarLimits
 from baton.errors import InvalidArgumentError
+from baton.models import locate
 from baton.sampling import Grammar, GrammarKind
 from baton_router.apis.openai.field_names import COMPLETIONS
 from baton_router.apis.openai.sampling import completion_sampling
 from baton_router.apis.openai.schemas import CompletionRequest
 from baton_router.apis.openai.structured_outputs import grammar_of
 from tests.support.router.bodies import parsed_body
+from tests.support.router.scripted import card
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 COMPACT = {"whitespace_flexible": False}
@@ -93,6 +99,69 @@ def test_no_constraint_is_no_grammar():
     assert grammar(response_format={"type": "text"}, structured_outputs=None) is None
 
 
+def tag(begin: str, name: str, end: str) -> dict[str, Any]:
+    properties = {name: {"type": "integer"}}
+    schema = {"properties": properties, "required": [name], "additionalProperties": False}
+    return {"begin": begin, "schema": {"type": "object", **schema}, "end": end}
+
+
+TAGS = [tag("<f=add>", "a", "</f>"), tag("<f=sub>", "b", "</f>"), tag("[x]", "c", "")]
+
+
+def tags(**fields: Any) -> dict[str, Any]:
+    """A format of text with JSON between tags."""
+    given = {"type": "structural_tag", "structures": TAGS, "triggers": ["<f=", "["], **fields}
+    return {"response_format": given}
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    """Compiles as the workers of the shipped model do."""
+    tiny = card()
+    limits = GrammarLimits(time_s=60.0)  # a busy machine takes longer
+    made = GrammarCompiler(locate("tiny"), tiny.vocab_size, frozenset({0}), limits=limits)
+    with contextlib.closing(made):
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        ("", True),
+        ("No tags, f=1 <f x.", True),
+        ('Sum: <f=add>{"a":1}</f> and <f=sub>{"b": 2}</f>.', True),
+        ('[x]{"c":1}<f=add>{"a":1}</f>', True),
+        ("<f=", False),
+        ("an [index]", False),
+        ('<f=mul>{"a":1}</f>', False),
+        ('<f=add>{"b":1}</f>', False),
+        ('<f=add>{"a":1}', False),
+        ('[ <f=add>{"a":1}</f>', False),
+        ('<f=add>{"a":1}</f> <f=add>1</f>', False),
+    ],
+)
+def test_structural_tags_bind_text_between_them_alone(compiler, text, is_allowed):
+    found = grammar(**tags())
+    as_text = json.dumps(tags()["response_format"])
+    assert found == grammar(structured_outputs={"structural_tag": as_text})
+    assert found is not None
+    state = compiler.compile(found).start()
+    ids = card().tokenizer.encode(text, add_special_tokens=False).ids
+    assert all(map(state.accept, [*ids, 0])) == is_allowed
+
+
+def test_structural_tag_belongs_to_its_shortest_trigger(compiler):
+    found = grammar(**tags(triggers=["<f=s", "<", "[x]"]))
+    assert found is not None
+    for text, is_allowed in (
+        ('<f=sub>{"b":1}</f> [ [x]{"c":1}', True),
+        ("a < b", False),
+    ):
+        state = compiler.compile(found).start()
+        ids = card().tokenizer.encode(text, add_special_tokens=False).ids
+        assert all(map(state.accept, [*ids, 0])) == is_allowed
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "two forms": (
         {"guided_regex": "a", "response_format": {"type": "json_object"}},
@@ -104,10 +173,26 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an empty choice": ({"guided_choice": ["a", ""]}, "guided_choice[1]"),
     "no JSON": ({"guided_json": "{"}, "guided_json"),
     "no schema": ({"guided_json": "3"}, "guided_json"),
-    "a tag": ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
-    "a format of tags": (
-        {"response_format": {"type": "structural_tag", "structures": [], "triggers": []}},
-        "response_format.type",
+    "tags that are no JSON": (
+        {"structured_outputs": {"structural_tag": "x"}},
+        "structured_outputs.structural_tag",
+    ),
+    "tags without triggers": (tags(triggers=[]), "response_format.triggers"),
+    "no tags": (tags(structures=[]), "response_format.structures"),
+    "an empty trigger": (tags(triggers=["<f=", ""]), "response_format.triggers[1]"),
+    "a tag without a trigger": (tags(triggers=["["]), "response_format.structures[0].begin"),
+    "newer tags": (
+        {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}},
+        "response_format.format",
+    ),
+    "many tags": (tags(structures=[*TAGS] * 200), "response_format.structures"),
+    "newer tags as text": (
+        {"structured_outputs": {"structural_tag": '{"type": "structural_tag", "format": {}}'}},
+        "structured_outputs.structural_tag",
+    ),
+    "tags beside a schema": (
+        {**tags(), "guided_json": SCHEMA},
+        "guided_json",
     ),
     "a large one": ({"guided_grammar": "x" * 70_000}, "guided_grammar"),
     "an empty one": ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),

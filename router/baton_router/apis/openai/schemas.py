@@ -65,16 +65,36 @@ class SchemaFormat(_Schema, frozen=True, tag_field="type", tag="json_schema"):
     json_schema: JsonSchema
 
 
-ResponseFormat = TextFormat | ObjectFormat | SchemaFormat
+class StructuralTag(_Schema, frozen=True):
+    """JSON between two texts."""
+
+    begin: str
+    json_schema: JsonObject = field(name="schema")
+    end: str
+
+
+class TagsFormat(_Schema, frozen=True, tag_field="type", tag="structural_tag"):
+    """Text with JSON between tags in it, as vLLM takes it.
+
+    Attributes:
+        triggers: each begins a tag wherever it is in the text.
+    """
+
+    structures: list[StructuralTag]
+    triggers: list[str]
+
+
+ResponseFormat = TextFormat | ObjectFormat | SchemaFormat | TagsFormat
 
 
 class StructuredOutputs(_Schema, frozen=True, kw_only=True):
-    """Constraint of the output, as vLLM takes it. One of the first five fields is given.
+    """Constraint of the output, as vLLM takes it. One of the first six fields is given.
 
     Attributes:
         json: JSON schema, also as text.
         choice: texts of which the output is one.
         grammar: EBNF, in the notation of GBNF or Lark.
+        structural_tag: JSON of a `TagsFormat`.
         disable_any_whitespace: False: JSON may have whitespace; unset or True: it is compact.
         whitespace_pattern: regular expression of the whitespace in JSON.
     """
@@ -84,6 +104,7 @@ class StructuredOutputs(_Schema, frozen=True, kw_only=True):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: str | None = None
     disable_any_whitespace: bool | None = None
     whitespace_pattern: str | None = None
     disable_fallback: bool = False

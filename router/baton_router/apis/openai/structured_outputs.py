@@ -7,6 +7,8 @@ import json
 import re
 from typing import Any
 
+import msgspec
+
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind
 from baton_router.apis.openai.schemas import (
@@ -15,7 +17,9 @@ from baton_router.apis.openai.schemas import (
     ObjectFormat,
     SchemaFormat,
     StructuredOutputs,
+    TagsFormat,
 )
+from baton_router.text.output_parsing.lark import Lark
 
 _ANY_OBJECT = {"type": "object"}
 # Key of a schema for llguidance, under which clients may set how JSON is written.
@@ -42,19 +46,22 @@ def field_of_grammar(body: GenerationRequest) -> str:
 def _given(body: GenerationRequest) -> dict[str, Any]:
     """Returns the constraints that are set, by their paths."""
     found: dict[str, Any] = {}
-    if isinstance(body.response_format, SchemaFormat | ObjectFormat):
+    if isinstance(body.response_format, SchemaFormat | ObjectFormat | TagsFormat):
         found["response_format"] = body.response_format
     outputs = body.structured_outputs
     for name in ("json", "regex", "choice", "grammar"):
         found[f"structured_outputs.{name}"] = getattr(outputs, name, None)
         found[f"guided_{name}"] = getattr(body, f"guided_{name}")
+    if outputs is not None:
+        found["structured_outputs.structural_tag"] = outputs.structural_tag
     if outputs is not None and outputs.json_object:
         found["structured_outputs.json_object"] = _ANY_OBJECT
     found = {name: value for name, value in found.items() if value is not None}
     if outputs is not None and not any(name.startswith("structured_") for name in found):
         raise InvalidArgumentError(
             "structured_outputs",
-            "has no constraint; set one of json, regex, choice, grammar or json_object",
+            "has no constraint; set one of json, regex, choice, grammar, json_object or "
+            "structural_tag",
         )
     return found
 
@@ -71,6 +78,8 @@ def _json_options(body: GenerationRequest) -> JsonObject:
 
 
 def _grammar(field: str, value: Any, options: JsonObject) -> Grammar:
+    if isinstance(value, TagsFormat):
+        return Grammar(GrammarKind.EBNF, _tags(field, value))
     match field.rpartition(".")[2].removeprefix("guided_"):
         case "regex":
             return Grammar(GrammarKind.REGEX, value)
@@ -78,6 +87,8 @@ def _grammar(field: str, value: Any, options: JsonObject) -> Grammar:
             return Grammar(GrammarKind.EBNF, value)
         case "choice":
             return Grammar(GrammarKind.REGEX, _alternatives(field, value))
+        case "structural_tag":
+            return Grammar(GrammarKind.EBNF, _tags(field, _read_tags(field, value)))
     schema = _schema(field, value)
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps({_OPTIONS: options, **schema}))
 
@@ -91,6 +102,44 @@ def _alternatives(field: str, choice: list[str]) -> str:
             f"{field}[{choice.index('')}]", "is empty; expected at least 1 character"
         )
     return "|".join(map(re.escape, choice))
+
+
+def _read_tags(field: str, text: str) -> TagsFormat:
+    try:
+        return msgspec.json.decode(text, type=TagsFormat)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidArgumentError(
+            field, f"is not a response_format of the type structural_tag as JSON: {error}"
+        ) from None
+
+
+def _tags(field: str, given: TagsFormat) -> str:
+    """Returns a grammar of text in which each trigger begins one of the structures."""
+    for name, texts in (("triggers", given.triggers), ("structures", given.structures)):
+        if not texts:
+            raise InvalidArgumentError(f"{field}.{name}", "is empty; expected at least 1")
+    if "" in given.triggers:
+        raise InvalidArgumentError(
+            f"{field}.triggers[{given.triggers.index('')}]",
+            "is empty; expected at least 1 character",
+        )
+    # Marks are text here: special tokens are not in the text of an answer.
+    lark = Lark({})
+    tags: dict[str, list[str]] = {}
+    for at, tag in enumerate(given.structures):
+        triggers = [trigger for trigger in given.triggers if tag.begin.startswith(trigger)]
+        if not triggers:
+            raise InvalidArgumentError(
+                f"{field}.structures[{at}].begin",
+                f"is {tag.begin!r}; expected a text that begins with one of the triggers",
+            )
+        trigger = min(triggers, key=len)
+        begin = lark.literal(tag.begin.removeprefix(trigger))
+        body = f"{begin} {lark.schema(tag.json_schema)} {lark.literal(tag.end)}"
+        tags.setdefault(trigger, []).append(lark.rule(f"tag_{at}", body))
+    forms = [f"{lark.until(trigger)} ({' | '.join(names)})" for trigger, names in tags.items()]
+    start = f"({' | '.join(forms)})* {lark.text(given.triggers)}"
+    return lark.grammar(start, f"{field}.structures", "structures")
 
 
 def _schema(field: str, given: SchemaFormat | ObjectFormat | JsonObject | str) -> JsonObject:

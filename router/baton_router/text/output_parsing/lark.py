@@ -86,17 +86,21 @@ class Lark:
         """Returns an expression that matches JSON by a schema."""
         return "%json " + json.dumps({**schema, "x-guidance": _COMPACT}, ensure_ascii=False)
 
-    def grammar(self, start: str) -> str:
+    def grammar(self, start: str, field: str = "parsing.tools", parts: str = "tools") -> str:
         """Returns the grammar, with `start` as the body of its first rule. Raises
-        `InvalidArgumentError` if it is too long for a worker."""
+        `InvalidArgumentError` if it is too long for a worker.
+
+        Args:
+            field, parts: those with the schemas, for the error.
+        """
         terminals = [f"{name}: {body}" for body, name in self._terminals.items()]
         text = "\n".join([f"start: {start}", *self._rules.values(), *terminals])
         num_bytes = len(text.encode())
         if num_bytes > MAX_GRAMMAR_BYTES:
             raise InvalidArgumentError(
-                "parsing.tools",
+                field,
                 f"their schemas need a grammar of {num_bytes} bytes; expected at most "
-                f"{MAX_GRAMMAR_BYTES}. Send fewer or smaller tools",
+                f"{MAX_GRAMMAR_BYTES}. Send fewer or smaller {parts}",
             )
         return text
 
