@@ -225,7 +225,7 @@ SYMPTOMS: Sequence[Symptom] = (
         "transparent pixels are shown to the model",
         "Lays the image on white.",
         "tests/router/text/images/test_image_process.py",
-        "test_pool_shows_white_where_an_image_is_transparent",
+        "test_pool_puts_transparent_image_on_white",
     ),
     (
         "llama.cpp#20870, ollama#18432",
