@@ -11,6 +11,7 @@ from baton_router.apis.routes import Routes
 from baton_router.routing.admission.quotas import Quota, Quotas
 from baton_router.routing.admission.readiness import Readiness, RouterReadiness
 from baton_router.served.served_models import ModelNotFoundError
+from tests.support.router.api_types import Checked
 from tests.support.router.front import NO_LIMITS, routes_of
 from tests.support.router.scripted import (
     READY,
@@ -44,7 +45,7 @@ async def router(limits: Quota = NO_LIMITS) -> AsyncIterator[tuple[Routes, httpx
         routes = routes_of(
             fleets, cards, Quotas(default=limits), aliases=ALIASES, checkpoints=CHECKPOINTS
         )
-        transport = httpx.ASGITransport(routes.app())
+        transport = httpx.ASGITransport(Checked(routes.app()))
         client = httpx.AsyncClient(transport=transport, base_url="http://router")
         yield routes, await stack.enter_async_context(client)
 

@@ -495,6 +495,7 @@ def _of_anthropic(model: dict[str, Any]) -> dict[str, Any]:
         "type": "model",
         "display_name": model["id"],
         "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
         "max_input_tokens": model["max_model_len"],
         "max_tokens": model["max_model_len"],
     }

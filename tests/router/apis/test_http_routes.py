@@ -14,7 +14,7 @@ from baton.errors import InvalidArgumentError
 from baton.version import version
 from baton_router.apis.openai.schemas import ChatRequest, CompletionRequest
 from baton_router.settings import RouterSettings
-from tests.support.router.front import front_of
+from tests.support.router.front import anthropic_client_of, front_of
 from tests.support.router.scripted import Worker, card, decode, prefill
 
 TEXT = "def main():\n    return '\u00e9'"
@@ -166,9 +166,7 @@ async def test_models_are_listed_also_behind_a_slash(front):
 
 
 async def test_models_have_what_the_client_of_anthropic_reads(front):
-    client = anthropic.AsyncAnthropic(
-        base_url="http://router", api_key="any", max_retries=0, http_client=front
-    )
+    client = anthropic_client_of(front)
     listed = await client.models.list()
     found = await client.models.retrieve("tiny")
     for model in (found, *listed.data):
@@ -246,7 +244,7 @@ async def test_openapi_document_has_every_route(front):
     transport: Any = front._transport
     routes = {
         (method, route.path.replace(":path", ""))
-        for route in transport.app.routes
+        for route in transport.app.app.routes
         if isinstance(route, Route)
         for method in (route.methods or set()) - {"HEAD"}
     }

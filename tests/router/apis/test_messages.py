@@ -5,14 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import anthropic
-import httpx
 import pytest
 from anthropic.types import Message
 
 from baton.v1 import inference_pb2 as pb
 from baton_router.routing.admission.quotas import Quota
 from baton_router.text.model_card import ModelCard
-from tests.support.router.front import front_of
+from tests.support.router.front import anthropic_client_of, front_of
 from tests.support.router.scripted import decode, prefill
 from tests.support.router.written import (
     NOW,
@@ -32,12 +31,6 @@ TIME: Any = {"name": "time", "input_schema": {"type": "object", "properties": {}
 CALLS: list[Any] = [("weather", {"city": "Oslo 漢"}), ("time", {})]
 
 
-def client_of(front: httpx.AsyncClient) -> anthropic.AsyncAnthropic:
-    return anthropic.AsyncAnthropic(
-        base_url="http://router", api_key="any", max_retries=0, http_client=front
-    )
-
-
 def given_to(model: ModelCard, **body: Any) -> dict[str, Any]:
     return {"model": model.name, "messages": [USER], "max_tokens": 200, **body}
 
@@ -46,14 +39,14 @@ async def ask(model: ModelCard, text: str, **body: Any) -> Message:
     """Returns the message, when the model writes `text`."""
     reason = body.pop("reason", pb.FINISH_REASON_END_OF_SEQUENCE)
     async with front_of(*writing(text, 3, reason, model), model=model) as front:
-        return await client_of(front).messages.create(**given_to(model, **body))
+        return await anthropic_client_of(front).messages.create(**given_to(model, **body))
 
 
 async def prompt_of(model: ModelCard, **body: Any) -> str:
     """Returns the prompt that the workers get for a request."""
     computing, decoding = writing("a", model=model)
     async with front_of(computing, decoding, model=model) as front:
-        await client_of(front).messages.create(**given_to(model, **body))
+        await anthropic_client_of(front).messages.create(**given_to(model, **body))
     (asked,) = computing.requests
     text: str = model.tokenizer.decode(list(asked.token_ids), skip_special_tokens=False)
     return text
@@ -62,7 +55,7 @@ async def prompt_of(model: ModelCard, **body: Any) -> str:
 async def refusal_of(card: ModelCard, **body: Any) -> anthropic.APIStatusError:
     async with front_of(prefill(), decode(), model=card) as front:
         with pytest.raises(anthropic.APIStatusError) as caught:
-            await client_of(front).messages.create(**{**given_to(card), **body})
+            await anthropic_client_of(front).messages.create(**{**given_to(card), **body})
     return caught.value
 
 
@@ -94,7 +87,9 @@ async def test_message_stream_adds_up_to_the_whole(model, size):
     whole = await ask(model, text, tools=[WEATHER, TIME])
     async with (
         front_of(*writing(text, size, model=model), model=model) as front,
-        client_of(front).messages.stream(**given_to(model, tools=[WEATHER, TIME])) as stream,
+        anthropic_client_of(front).messages.stream(
+            **given_to(model, tools=[WEATHER, TIME])
+        ) as stream,
     ):
         types = [event.type async for event in stream]
         final = await stream.get_final_message()
@@ -114,7 +109,7 @@ async def test_message_stream_adds_up_to_the_whole(model, size):
 async def test_raw_message_events_are_of_anthropics_types(model):
     text = f"{THOUGHT}I look.\n{OSLO}"
     async with front_of(*writing(text, model=model), model=model) as front:
-        stream = await client_of(front).messages.create(
+        stream = await anthropic_client_of(front).messages.create(
             stream=True, **given_to(model, tools=[WEATHER])
         )
         events = [event async for event in stream]
@@ -137,7 +132,7 @@ async def test_raw_message_events_are_of_anthropics_types(model):
 async def test_thought_is_signed_right_before_its_end(model):
     whole = await ask(model, f"{THOUGHT}I look.")
     async with front_of(*writing(f"{THOUGHT}I look.", model=model), model=model) as front:
-        stream = await client_of(front).messages.create(stream=True, **given_to(model))
+        stream = await anthropic_client_of(front).messages.create(stream=True, **given_to(model))
         events = [event async for event in stream]
     last = next(at for at, event in enumerate(events) if event.type == "content_block_stop")
     assert events[last].index == 0
@@ -231,7 +226,7 @@ async def test_messages_take_system_turns_anywhere(model, content):
     ):
         assert begin in (await prompt_of(model, messages=turns)).replace("\n", " ")
     async with front_of(prefill(), decode(), model=model) as front:
-        client = client_of(front)
+        client = anthropic_client_of(front)
         num = [
             (await client.messages.count_tokens(model=model.name, messages=turns)).input_tokens
             for turns in ([USER], [USER, said])
@@ -307,7 +302,7 @@ async def test_budget_of_thinking_becomes_a_grammar(model):
     computing, decoding = writing("a", model=model)
     async with front_of(computing, decoding, model=model) as front:
         thinking: Any = {"type": "enabled", "budget_tokens": 1024}
-        await client_of(front).messages.create(**given_to(model, thinking=thinking))
+        await anthropic_client_of(front).messages.create(**given_to(model, thinking=thinking))
     (asked,) = computing.requests
     assert "1024" in str(asked.sampling.grammar)
 
@@ -339,7 +334,7 @@ async def test_tool_choice_forces_calls_by_grammar(model, choice, expected):
     computing, decoding = writing(OSLO, model=model)
     async with front_of(computing, decoding, model=model) as front:
         given = given_to(model, tools=[WEATHER], tool_choice=choice)
-        await client_of(front).messages.create(**given)
+        await anthropic_client_of(front).messages.create(**given)
     (asked,) = computing.requests
     assert asked.sampling.HasField("grammar") is expected
 
@@ -353,7 +348,7 @@ async def test_count_tokens_equals_the_tokens_of_the_message(model):
     given: Any = {"messages": [USER], "system": "Be kind.", "tools": [WEATHER]}
     message = await ask(model, "a", **given)
     async with front_of(prefill(), decode(), model=model) as front:
-        counted = await client_of(front).messages.count_tokens(model=model.name, **given)
+        counted = await anthropic_client_of(front).messages.count_tokens(model=model.name, **given)
     assert counted.input_tokens == message.usage.input_tokens
 
 
@@ -463,7 +458,7 @@ async def test_message_errors_are_those_of_anthropics_client(model):
         assert invalid.json()["type"] == "error"
     limits = Quota(requests_per_minute=1)
     async with front_of(*writing("a", model=model), model=model, limits=limits) as front:
-        client = client_of(front)
+        client = anthropic_client_of(front)
         await client.messages.create(**given_to(model))
         with pytest.raises(anthropic.RateLimitError) as caught:
             await client.messages.create(**given_to(model))

@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import anthropic
 import pytest
 
 from baton.v1 import prefill_pb2
@@ -26,7 +25,7 @@ from baton_router.call.parts import Part, joined
 from baton_router.text.output_parsing.formats.catalog import output_format
 from baton_router.text.token_bytes import TokenBytes
 from tests.support.model_outputs import WRITTEN, special_tokenizer
-from tests.support.router.front import front_of
+from tests.support.router.front import anthropic_client_of, front_of
 from tests.support.router.scripted import Cue
 from tests.support.router.written import writing
 
@@ -110,9 +109,7 @@ async def test_keep_alive_before_the_message_is_left_out_by_clients(model):
     async with front_of(
         prefill, decode, model=model, on_body=lambda _: cue.event.set(), max_silence=0.02
     ) as front:
-        client = anthropic.AsyncAnthropic(
-            base_url="http://router", api_key="any", max_retries=0, http_client=front
-        )
+        client = anthropic_client_of(front)
         given: Any = {"model": model.name, "max_tokens": 100, "messages": USER}
         async with client.messages.stream(**given) as stream:
             types = [event.type async for event in stream]

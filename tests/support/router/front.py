@@ -7,7 +7,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import anthropic
 import httpx
+import httpx2
 import openai
 from redis.asyncio import Redis
 
@@ -48,6 +50,7 @@ from baton_router.text.model_card import ModelCard
 from baton_router.text.pooled_intake import PooledIntake
 from baton_router.text.prompt_images import PromptImages
 from baton_router.text.request_bounds import RequestLimits
+from tests.support.router.api_types import Checked
 from tests.support.router.scripted import HANDOFFS, FakeFleet, Worker, card, fleet_of
 
 MAX_INPUTS, MAX_INPUT_TOKENS = 8, 60
@@ -242,7 +245,7 @@ async def front_of(
             clamps=clamps,
             max_silence=max_silence,
         )
-        app = routes.app()
+        app = Checked(routes.app())
         transport = httpx.ASGITransport(app if on_body is None else _noted(app, on_body))
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
             yield client
@@ -263,4 +266,15 @@ def openai_client_of(front: httpx.AsyncClient) -> openai.AsyncOpenAI:
     """OpenAI's client of a front."""
     return openai.AsyncOpenAI(
         base_url="http://router/v1", api_key="any", max_retries=0, http_client=front
+    )
+
+
+def anthropic_client_of(front: httpx.AsyncClient) -> anthropic.AsyncAnthropic:
+    """Anthropic's client of a front, which has an HTTP client of its own kind."""
+    transport: Any = front._transport
+    client = httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(transport.app), base_url="http://router"
+    )
+    return anthropic.AsyncAnthropic(
+        base_url="http://router", api_key="any", max_retries=0, http_client=client
     )

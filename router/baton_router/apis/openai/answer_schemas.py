@@ -137,6 +137,7 @@ class ModelEntry(_Answer, frozen=True):
     type: Literal["model"] | UnsetType = UNSET
     display_name: str | UnsetType = UNSET
     created_at: str | UnsetType = UNSET
+    lifecycle: Literal["active"] | UnsetType = UNSET
     max_input_tokens: int | UnsetType = UNSET
     max_tokens: int | UnsetType = UNSET
 

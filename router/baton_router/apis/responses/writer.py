@@ -1,7 +1,7 @@
 """Writer of OpenAI's Responses API: an object of items, whole or as a stream of typed events."""
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -10,7 +10,7 @@ from baton_router.apis.answers.blocks import Block, BlockDelta, Blocks, BlockSta
 from baton_router.apis.answers.sequence_reader import SequenceDelta
 from baton_router.apis.edge.errors import Failure
 from baton_router.apis.responses.functions import Functions
-from baton_router.apis.responses.schemas import ResponsesRequest
+from baton_router.apis.responses.schemas import FunctionTool, Namespace, ResponsesRequest
 from baton_router.apis.responses.store import item_id, new_response_id
 
 _ID_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
@@ -22,6 +22,8 @@ _CONTENTS = {
 
 # As which tier a request is served that leaves it to the server.
 _TIERS = {None: "default", "auto": "default"}
+
+Tool = FunctionTool | Namespace
 
 Save = Callable[[Json], Awaitable[bool]]
 """Function that stores a response, and returns whether it is stored."""
@@ -129,7 +131,7 @@ class ResponseWriter:
             "temperature": body.temperature,
             "text": msgspec.to_builtins(body.text),
             "tool_choice": msgspec.to_builtins(body.tool_choice),
-            "tools": msgspec.to_builtins([tool for tool in body.tools if tool is not None]),
+            "tools": msgspec.to_builtins(list(_known(body.tools))),
             "top_logprobs": 0,
             "top_p": body.top_p,
             "truncation": body.truncation,
@@ -215,6 +217,17 @@ class ResponseWriter:
         item = self._item(block, "incomplete" if self._blocks.is_cut else "completed")
         done = self._event("response.output_item.done", output_index=block.index, item=item)
         return written + done
+
+
+def _known(tools: Iterable[Tool | None]) -> Iterator[Tool]:
+    """Yields the tools of a request without those that were left out, also of namespaces."""
+    for tool in tools:
+        if isinstance(tool, Namespace):
+            functions = [function for function in tool.tools if function is not None]
+            about = tool.description or ""  # clients take no null
+            yield msgspec.structs.replace(tool, description=about, tools=functions)
+        elif tool is not None:
+            yield tool
 
 
 def _name(block: Block) -> str:

@@ -6,7 +6,6 @@ import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -20,7 +19,7 @@ from baton_router.text.prompt_images import PromptImages
 from baton_router.text.request_bounds import RequestLimits
 from tests.support.engine.images import PLACEHOLDER_ID, TOKENS_PER_IMAGE, image
 from tests.support.router.calls import call_of
-from tests.support.router.front import front_of, openai_client_of
+from tests.support.router.front import anthropic_client_of, front_of, openai_client_of
 from tests.support.router.images import data_url, encoded, running_reader, save_checkpoint
 from tests.support.router.written import writing
 
@@ -117,9 +116,7 @@ async def test_responses_take_images(model, reader, stream):
 async def test_messages_take_images(model, reader, source, stream):
     given = workers(model)
     async with front_of(*given, model=model, images=reader) as front:
-        client = anthropic.AsyncAnthropic(
-            base_url="http://router", api_key="any", max_retries=0, http_client=front
-        )
+        client = anthropic_client_of(front)
         body = {"model": model.name, "messages": [messages_turn(source)], "max_tokens": 20}
         if stream:
             async with client.messages.stream(**body) as events:
