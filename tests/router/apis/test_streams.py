@@ -4,13 +4,16 @@ import asyncio
 import itertools
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import pytest
 
+from baton.sampling import SamplingParams
+from baton.serving.deadline import Deadline
 from baton.v1 import prefill_pb2
 from baton_router.apis.answers.answer_writer import AnswerStart, AnswerWriter
+from baton_router.apis.answers.http_call import HttpCall
 from baton_router.apis.answers.keep_alive import KeepAlive
 from baton_router.apis.answers.sequence_reader import Reader, SequenceDelta
 from baton_router.apis.anthropic.writer import MessageWriter
@@ -20,14 +23,19 @@ from baton_router.apis.openai.schemas import ChatRequest
 from baton_router.apis.responses.functions import Functions
 from baton_router.apis.responses.schemas import ResponsesRequest
 from baton_router.apis.responses.writer import ResponseWriter
+from baton_router.call.generate_call import GenerateCall
+from baton_router.call.output_delta import OutputDelta
 from baton_router.call.output_format import Choice, ParsingOptions, Tool
-from baton_router.call.parts import Part, joined
+from baton_router.call.parts import Part, Text, joined
+from baton_router.call.tokens import Tokens
+from baton_router.routing.admission.quotas import Quota
 from baton_router.text.output_parsing.formats.catalog import output_format
 from baton_router.text.token_bytes import TokenBytes
 from tests.support.model_outputs import WRITTEN, special_tokenizer
 from tests.support.router.front import anthropic_client_of, front_of
 from tests.support.router.scripted import Cue
 from tests.support.router.written import writing
+from tests.support.waiting import until
 
 USER = [{"role": "user", "content": "How is the weather in Oslo?"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -53,10 +61,14 @@ def events_of(stream: bytes) -> list[dict[str, Any]]:
     return [json.loads(one) for one in data if one != "[DONE]"]
 
 
+def keep_alive_of(path: str) -> bytes:
+    return PING if path == "/v1/messages" else COMMENT
+
+
 @pytest.mark.parametrize("path", BODIES)
 async def test_stream_is_kept_alive_while_it_is_silent(path):
     """The workers go on only once the client has a sign of life, in prefill and in decode."""
-    keep_alive = PING if path == "/v1/messages" else COMMENT
+    keep_alive = keep_alive_of(path)
     cues = [Cue(), Cue()]
     waiting = iter(cues)
     prefill, decode = writing("It rains in Oslo today.", 1)
@@ -75,6 +87,90 @@ async def test_stream_is_kept_alive_while_it_is_silent(path):
     assert LASTS[path] in answer.text.strip().split("\n\n")[-1]
 
 
+@pytest.mark.parametrize("path", BODIES)
+async def test_stream_begins_while_its_request_is_queued(path):
+    """Its tenant may have one request, and that one ends once the stream is kept alive."""
+    cue = Cue()
+    prefill, decode = writing("It rains in Oslo today.", 1)
+    decode.script.insert(4, cue)
+    parts: list[bytes] = []
+
+    def note(part: bytes) -> None:
+        parts.append(part)
+        if part == keep_alive_of(path):
+            cue.event.set()
+
+    limits, body = Quota(max_concurrent=1), {"model": "tiny", **BODIES[path]}
+    async with front_of(prefill, decode, limits=limits, on_body=note, max_silence=0.02) as front:
+        first = asyncio.create_task(front.post(path, json=body))
+        await until(lambda: decode.num_running == 1)
+        answer = await front.post(path, json={**body, "stream": True})
+        assert (await first).status_code == 200
+    assert answer.status_code == 200
+    assert parts[:2] == [b"", keep_alive_of(path)]  # of the headers
+    assert LASTS[path] in answer.text.strip().split("\n\n")[-1]
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("max_silence", [0.02, 10.0])
+async def test_refusal_in_the_queue_is_an_event_once_the_stream_began(path, max_silence):
+    cue = Cue()
+    prefill, decode = writing("It rains in Oslo today.", 1)
+    decode.script.insert(4, cue)
+    limits, body = Quota(max_concurrent=1), {"model": "tiny", **BODIES[path]}
+    async with front_of(prefill, decode, limits=limits, max_silence=max_silence) as front:
+        first = asyncio.create_task(front.post(path, json=body))
+        await until(lambda: decode.num_running == 1)
+        late = {**body, "stream": True, "baton": {"timeout_s": 0.1}}
+        answer = await front.post(path, json=late)
+        cue.event.set()
+        await first
+    if max_silence == 10.0:
+        assert answer.status_code == 504
+        return
+    assert answer.status_code == 200
+    assert answer.content.startswith(keep_alive_of(path))
+    events = events_of(answer.content)
+    if path == "/v1/responses":
+        assert events[0]["type"] == "response.created"
+        assert events[-1]["type"] == "response.failed"
+        assert events[-1]["response"]["error"]["message"]
+    else:
+        assert "deadline" in events[-1]["error"]["message"]
+
+
+async def test_stream_that_sends_often_is_not_kept_alive():
+    """The timer ticks in every round of the event loop, and so does the model write."""
+
+    class Busy:
+        async def generate(self, *_given: Any) -> AsyncIterator[OutputDelta]:
+            for position in range(9):
+                await asyncio.sleep(0)
+                yield OutputDelta(0, Tokens(position, [7]), parts=[Text("a")])
+
+    sent: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    inference: Any = Busy()
+    caller: Any = None
+    call = HttpCall(
+        inference,
+        caller,
+        Deadline.after(20.0),
+        "r",
+        [GenerateCall("Hello.", SamplingParams())],
+        [Reader(0, 1)],
+        writer_of("chat"),
+        is_stream=True,
+        max_silence=0.0,
+    )
+    await call.write(send, lambda error: error)
+    assert sum(b'"content":"a"' in piece for piece in sent) == 9
+    assert COMMENT not in sent
+
+
 async def test_keep_alive_sends_one_piece_at_a_time():
     pieces: list[bytes] = []
     is_read = asyncio.Event()
@@ -83,7 +179,12 @@ async def test_keep_alive_sends_one_piece_at_a_time():
         pieces.append(message["body"])
         await is_read.wait()
 
-    async with KeepAlive(send, COMMENT, 1000.0) as alive:
+    async def start() -> None:
+        pieces.append(b"")
+
+    async with KeepAlive(send, start, COMMENT, 1000.0) as alive:
+        await alive.begin()
+        assert pieces.pop() == b""
         for _ in range(3):  # the first looks back at the headers
             alive.tick()
             await asyncio.sleep(0)

@@ -1,13 +1,15 @@
 """Call over HTTP: sends requests to the router and writes the answer, whole or as a stream of
 server-sent events.
 
-Nothing is written before the first request is accepted, so that a refusal has its own status.
+Nothing is written before the first request is accepted, so that a refusal has its own status. Only
+a stream that is silent for too long begins while its requests are queued.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, contextmanager
+from contextlib import aclosing, contextmanager
+from functools import partial
 
 from opentelemetry import context as otel_context
 from starlette.types import Send
@@ -52,7 +54,8 @@ class HttpCall:
         calls: one for each prompt.
         readers: one for each call.
         ignored: fields without effect on this model, by the router's paths.
-        max_silence: seconds after which a stream has at least a piece without content.
+        max_silence: seconds after which a stream has at least a piece without content, also while
+            its requests are queued; a refusal after that is its last event.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class HttpCall:
 
     async def write(self, send: Send, in_terms: InTerms) -> None:
         """Writes the answer. Raises if a request is refused, or if an answer that is not streamed
-        fails; the failure of a stream is its last event, `in_terms` of its API."""
+        fails; the failure of a stream that has begun is its last event, `in_terms` of its API."""
         # A client that does not read holds no resources beyond its deadline.
         with in_trace_of(self._caller):
             async with self._deadline.limit(ERROR_GRACE_SECONDS):
@@ -102,20 +105,18 @@ class HttpCall:
         await send({"type": "http.response.body", "body": content})
 
     async def _stream(self, send: Send, in_terms: InTerms) -> None:
-        alive = KeepAlive(send, self._writer.keep_alive, self._max_silence)
-        has_begun = is_open = False
+        start = partial(self._start, send, in_terms, _EVENT_STREAM, _STREAM)
+        alive = KeepAlive(send, start, self._writer.keep_alive, self._max_silence)
+        is_open = False
         held: list[SequenceDelta] = []
         try:
-            async with AsyncExitStack() as stack:
-                events = await stack.enter_async_context(aclosing(self._events()))
+            async with aclosing(self._events()) as events, alive:
                 async for at, event in events:
                     updates = self._readers[at].read(event)
                     body = b""
                     if not is_open:
-                        if not has_begun:
-                            await self._start(send, in_terms, _EVENT_STREAM, _STREAM)
-                            has_begun = True
-                            await stack.enter_async_context(alive)
+                        await alive.begin()
+                        alive.has_sent = True
                         held += updates
                         if self._writer.opens_with_usage and isinstance(event, Accepted):
                             continue
@@ -126,7 +127,7 @@ class HttpCall:
                         alive.has_sent = True
             rest = await self._writer.closing()
         except Exception as error:
-            if not has_begun:
+            if not alive.has_begun:
                 raise
             if isinstance(error, InvalidArgumentError):
                 error = in_terms(error)

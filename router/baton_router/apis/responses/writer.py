@@ -66,6 +66,8 @@ class ResponseWriter:
         return self._event(f"response.{response['status']}", response=response)
 
     def failed(self, failure: Failure) -> bytes:
+        # Clients read no event before the one that creates the response.
+        opened = b"" if self._num_events else self.opening()
         ended = b"".join(map(self._written, self._blocks.cut()))
         error = self._event(
             "error", code=failure.code, message=failure.message, param=failure.param
@@ -76,7 +78,7 @@ class ResponseWriter:
             error={"code": code, "message": failure.message},
             output=self._items(),
         )
-        return ended + error + self._event("response.failed", response=response)
+        return opened + ended + error + self._event("response.failed", response=response)
 
     async def whole(self, updates: Sequence[SequenceDelta]) -> Json:
         for update in updates:
