@@ -26,19 +26,23 @@ class InvalidArgumentError(BatonError):
 
 
 class ContextLengthError(InvalidArgumentError):
-    """Request longer than the model.
+    """Request longer than the model, or a text too long to be tokenized.
 
-    `num_tokens` are those of the prompt, or with `max_tokens` where these are too many.
-    `max_model_len` is the maximum of prompt and output together.
+    `size` and `limit` are in `unit`. "tokens": those of the prompt, or with `max_tokens` where
+    these are too many; the limit is that of prompt and output together. "bytes": those of the
+    text at least; the limit is that of a prompt's text.
     """
 
-    def __init__(self, field: str, problem: str, num_tokens: int, max_model_len: int) -> None:
+    def __init__(
+        self, field: str, problem: str, size: int, limit: int, unit: str = "tokens"
+    ) -> None:
         super().__init__(field, problem)
-        self.num_tokens = num_tokens
-        self.max_model_len = max_model_len
+        self.size = size
+        self.limit = limit
+        self.unit = unit
 
     def named(self, field: str, problem: str) -> "ContextLengthError":
-        return ContextLengthError(field, problem, self.num_tokens, self.max_model_len)
+        return ContextLengthError(field, problem, self.size, self.limit, self.unit)
 
 
 class OverloadedError(BatonError):

@@ -40,7 +40,8 @@ REASONS: dict[type[BatonError], str] = {
 _TYPES_BY_REASON = {reason: kind for kind, reason in REASONS.items()}
 
 _CONTEXT_LENGTH = "CONTEXT_LENGTH"
-_LENGTHS = ("num_tokens", "max_model_len")
+# Names of a size and its limit, by their unit.
+_LENGTHS = {"tokens": ("num_tokens", "max_model_len"), "bytes": ("num_bytes", "max_bytes")}
 
 _Detail = TypeVar("_Detail", bound=Message)
 
@@ -186,16 +187,19 @@ def _invalid_argument(message: str, status: status_pb2.Status) -> InvalidArgumen
     info = _detail(status, error_details_pb2.ErrorInfo)
     if info is None or (info.domain, info.reason) != (DOMAIN, _CONTEXT_LENGTH):
         return error
-    try:
-        num_tokens, longest = (int(info.metadata[name]) for name in _LENGTHS)
-    except ValueError:
-        return error
-    return ContextLengthError(error.field, error.problem, num_tokens, longest)
+    for unit, (size, limit) in _LENGTHS.items():
+        try:
+            lengths = int(info.metadata[size]), int(info.metadata[limit])
+        except ValueError:  # also of a name that is not there
+            continue
+        return ContextLengthError(error.field, error.problem, *lengths, unit)
+    return error
 
 
 def context_length_info(error: ContextLengthError) -> error_details_pb2.ErrorInfo:
     """Returns the detail by which the caller knows the error from others of a field."""
-    lengths = {name: str(getattr(error, name)) for name in _LENGTHS}
+    size, limit = _LENGTHS[error.unit]
+    lengths = {size: str(error.size), limit: str(error.limit)}
     return error_details_pb2.ErrorInfo(domain=DOMAIN, reason=_CONTEXT_LENGTH, metadata=lengths)
 
 

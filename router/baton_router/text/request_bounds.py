@@ -3,7 +3,7 @@
 import secrets
 from dataclasses import dataclass, replace
 
-from baton.errors import InvalidArgumentError
+from baton.errors import ContextLengthError, InvalidArgumentError
 from baton.sampling import (
     MAX_BAD_TOKEN_SEQUENCE_LENGTH,
     MAX_BAD_TOKEN_SEQUENCES,
@@ -92,14 +92,20 @@ def message_bounds(
 
 
 def check_text(field: str, text: str, max_bytes: int) -> None:
-    """Refuses an empty text and one of more than `max_bytes`."""
+    """Raises `InvalidArgumentError` for an empty text, `ContextLengthError` for one of more than
+    `max_bytes`."""
     if not text:
         raise InvalidArgumentError(field, "is empty; at least 1 character is needed")
     # A character has at least one byte, so most texts need not be encoded to be refused.
     size = len(text) if len(text) > max_bytes else len(text.encode())
     if size > max_bytes:
-        raise InvalidArgumentError(
-            field, f"has {size} bytes or more; at most {max_bytes} are taken"
+        raise ContextLengthError(
+            field,
+            f"has {size} bytes or more; expected at most {max_bytes} bytes of a prompt's text. "
+            "Shorten the prompt.",
+            size,
+            max_bytes,
+            "bytes",
         )
 
 

@@ -1,6 +1,7 @@
 """Refusals of OpenAI requests before any worker is called, by the name of the field."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -184,7 +185,7 @@ async def test_errors_map_to_exceptions_of_the_openai_client(front):
 
 async def test_front_refuses_prompt_over_limit(front):
     async with openai_client_of(front) as ai:
-        with pytest.raises(openai.BadRequestError, match="at most 1048576 are taken") as caught:
+        with pytest.raises(openai.BadRequestError, match="at most 1048576 bytes") as caught:
             await ai.completions.create(model="tiny", prompt="x" * 2**21)
     assert caught.value.param == "prompt"
 
@@ -229,6 +230,22 @@ async def test_front_blames_long_prompt_of_messages_as_anthropic(front, is_strea
     error = response.json()["error"]
     assert (response.status_code, error["type"]) == (400, "invalid_request_error")
     assert error["message"] == f"prompt is too long: {NUM_CHAT} tokens > 2048 maximum"
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions", "responses", "messages"])
+async def test_front_tells_prompt_of_many_bytes_as_too_long(front, path):
+    text, most = "a b " * 2**19, 2**20
+    chat = {"messages": [{"role": "user", "content": text}], "max_tokens": 9}
+    asked: dict[str, Any] = {"completions": {"prompt": text}, "responses": {"input": text}}
+    response = await post(front, f"/v1/{path}", json.dumps(asked.get(path, chat)))
+    error = response.json()["error"]
+    assert response.status_code == 400
+    if path == "messages":
+        assert re.fullmatch(rf"prompt is too long: \d+ bytes > {most} maximum", error["message"])
+        return
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == next(iter(asked.get(path, chat)))
+    assert f"bytes or more; expected at most {most} bytes of a prompt's text" in error["message"]
 
 
 async def test_front_blames_prompt_of_more_ids_than_it_reads(front):

@@ -258,4 +258,4 @@ async def test_intake_clamps_bound_of_call_that_asks_for_it():
         assert (made.params.max_tokens, made.is_clamped) == (clamped, asked > clamped)
     with pytest.raises(ContextLengthError, match="64 tokens; this model's maximum") as caught:
         await read(token_ids=ids(*[5] * 64), clamp_max_tokens=True)
-    assert (caught.value.num_tokens, caught.value.max_model_len) == (64, 64)
+    assert (caught.value.size, caught.value.limit, caught.value.unit) == (64, 64, "tokens")

@@ -42,5 +42,5 @@ def error_body(failure: Failure) -> Json:
 def _too_long(error: ContextLengthError) -> str:
     """Returns the message by which clients know that they must shorten the conversation."""
     # The longest prompt leaves room for one token.
-    most = min(error.max_model_len, error.num_tokens - 1)
-    return f"prompt is too long: {error.num_tokens} tokens > {most} maximum"
+    most = min(error.limit, error.size - 1)
+    return f"prompt is too long: {error.size} {error.unit} > {most} maximum"
