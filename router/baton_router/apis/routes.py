@@ -327,7 +327,11 @@ class Routes:
 
     async def response(self, request: Request) -> Response:
         """Returns a stored response."""
-        content = await self._responses.get(request.path_params["id"], self._counted(request))
+        caller = self._counted(request)
+        if request.query_params.get("stream") == "true":
+            problem = "is true; expected false: a stored response has no events. Leave it out."
+            raise InvalidArgumentError("stream", problem)
+        content = await self._responses.get(request.path_params["id"], caller)
         return Response(content, media_type="application/json")
 
     async def delete_response(self, request: Request) -> Response:

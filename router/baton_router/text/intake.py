@@ -145,6 +145,8 @@ class Intake:
 
     async def detokenize(self, token_ids: list[int]) -> str:
         """Returns the text of tokens, special ones included. Raises `InvalidArgumentError`."""
+        if not token_ids:
+            return ""
         check_token_ids(token_ids, self._card.vocab_size, "tokens")
         decode = partial(self._card.tokenizer.decode, skip_special_tokens=False)
         is_long = len(token_ids) > _THREAD_FROM_TOKENS

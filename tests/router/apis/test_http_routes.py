@@ -63,6 +63,15 @@ async def test_tokenize_renders_messages_by_template(front):
     assert answer.json()["tokens"] == card().encode_rendered(card().render(MESSAGES))
 
 
+async def test_no_tokens_are_the_empty_text(front):
+    assert (await front.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
+
+
+async def test_stored_response_is_not_streamed(front):
+    answer = await front.get("/v1/responses/resp_1", params={"stream": "true"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
+
+
 async def test_detokenize_undoes_tokenize(front):
     for text in (TEXT, "<|endoftext|> is special", "word " * 300):
         tokens = (await front.post("/tokenize", json={"prompt": text})).json()["tokens"]
@@ -88,7 +97,6 @@ async def test_detokenize_undoes_tokenize(front):
             {"messages": MESSAGES, "add_generation_prompt": False},
             "add_generation_prompt",
         ),
-        ("/detokenize", {"tokens": []}, "tokens"),
         ("/detokenize", {"tokens": [1, 4000]}, "tokens[1]"),
         ("/detokenize", {"tokens": [2**70]}, "tokens[0]"),
         ("/detokenize", {"tokens": "a"}, "tokens"),

@@ -202,6 +202,16 @@ TOO_LONG: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 
 
+async def test_front_names_every_bias_of_no_token(front):
+    response = await post(
+        front,
+        "/v1/completions",
+        json.dumps({"prompt": "a", "logit_bias": {"x": 1, "7": 1, "y": 1}}),
+    )
+    message = response.json()["error"]["message"]
+    assert message == "logit_bias: has keys that are no token ids: 'x', 'y'"
+
+
 @pytest.mark.parametrize("fields", [{}, {"max_tokens": 5}], ids=["unset", "5"])
 @pytest.mark.parametrize(("path", "asked", "num_tokens"), TOO_LONG.values(), ids=TOO_LONG)
 async def test_front_blames_prompt_that_is_too_long_alone(front, path, asked, num_tokens, fields):

@@ -240,6 +240,15 @@ async def test_running_usage_has_the_cached_tokens_from_the_first(path, more):
     assert usages[0] == 2
 
 
+async def test_running_usage_is_left_out_with_the_usage():
+    options = {"include_usage": False, "continuous_usage_stats": True}
+    body = {"model": "tiny", "stream": True, "stream_options": options}
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        async with front_of(*writing("It rains.", 1)) as front:
+            answer = await front.post(path, json={**body, **BODIES[path]})
+        assert all("usage" not in event for event in events_of(answer.content))
+
+
 def cached_tokens(event: dict[str, Any]) -> int | None:
     usage = event.get("usage") or event.get("message", {}).get("usage")
     if usage is None:

@@ -24,7 +24,11 @@ class ChoiceWriter:
         self._shape = shape
         self._created = int(time.time())
         options = body.stream_options
-        self.opens_with_usage = options is not None and options.continuous_usage_stats
+        self.opens_with_usage = (
+            options is not None
+            and options.continuous_usage_stats
+            and options.include_usage is not False
+        )
         self._has_ids = body.return_token_ids
         self._have_begun: set[int] = set()
 

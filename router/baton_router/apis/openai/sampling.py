@@ -18,6 +18,8 @@ _EARLY_STOPPING = {
     "never": EarlyStopping.NEVER,
 }
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
+# Keys of `logit_bias` that an error shows, and characters of each.
+_SHOWN_KEYS, _SHOWN_CHARS = 8, 40
 
 
 def completion_sampling(body: CompletionRequest) -> SamplingParams:
@@ -87,7 +89,8 @@ def _of_beams(body: GenerationRequest) -> dict[str, Any]:
 
 
 def _logit_bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    for token_id in given:
-        if not _TOKEN_ID.fullmatch(token_id):
-            raise InvalidArgumentError("logit_bias", f"has the key {token_id!r}, no token id")
+    wrong = [key for key in given if not _TOKEN_ID.fullmatch(key)]
+    if wrong:
+        shown = ", ".join(repr(key[:_SHOWN_CHARS]) for key in wrong[:_SHOWN_KEYS])
+        raise InvalidArgumentError("logit_bias", f"has keys that are no token ids: {shown}")
     return tuple((int(token_id), bias) for token_id, bias in given.items())

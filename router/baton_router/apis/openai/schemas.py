@@ -23,8 +23,9 @@ class _Schema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class StreamOptions(_Schema, frozen=True):
     """Stream options."""
 
-    include_usage: bool = False
-    # Usage so far in each chunk, as other servers report it for load generators.
+    include_usage: bool | None = None
+    # Usage so far in each chunk, as other servers report it for load generators, unless
+    # `include_usage` is false.
     continuous_usage_stats: bool = False
     # Changes nothing: no padding is added.
     include_obfuscation: bool = False
