@@ -13,7 +13,9 @@ from tests.support.cluster.watch import until_nothing_is_held
 
 pytestmark = pytest.mark.e2e
 
-GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0.0}
+# This client knows no temperature.
+EXTRA = {"temperature": 0.0}
+GREEDY: dict[str, Any] = {"model": "tiny", "extra_body": EXTRA}
 MESSAGES: list[Any] = [{"role": "user", "content": "A queue in Python."}]
 
 
@@ -58,8 +60,7 @@ async def test_failed_message_stream_ends_with_an_error(claude, cluster):
         max_tokens=1900,
         stream=True,
         stop_sequences=["never written"],
-        extra_body={"baton": {"timeout_s": 0.4}},
-        **GREEDY,
+        **{**GREEDY, "extra_body": {**EXTRA, "baton": {"timeout_s": 0.4}}},
     )
     with pytest.raises(anthropic.APIStatusError, match="deadline") as caught:
         async for _ in stream:

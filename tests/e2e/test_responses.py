@@ -233,7 +233,7 @@ async def test_oldest_response_is_lost_beyond_their_number(shared):
 
 
 async def test_key_of_anthropics_clients_is_a_bearer_token(shared):
-    given: Any = {"max_tokens": 1, "messages": FIRST, **GREEDY}
+    given: Any = {"model": "tiny", "max_tokens": 1, "messages": FIRST}
     options = {"base_url": shared.http_address, "max_retries": 0}
     async with anthropic.AsyncAnthropic(api_key="a", **options) as client:
         assert (await client.messages.create(**given)).usage.output_tokens == 1

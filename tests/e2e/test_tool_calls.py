@@ -210,7 +210,7 @@ async def test_required_calls_of_messages_make_a_loop(calling):
         "max_tokens": 600,
         "tools": [{"name": "forecast", "description": "Stores.", "input_schema": FORECAST}],
         "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
-        "temperature": 0.0,
+        "extra_body": {"temperature": 0.0},
         "thinking": {"type": "enabled", "budget_tokens": 4},
     }
     question: Any = {"role": "user", "content": "Store the forecast."}
