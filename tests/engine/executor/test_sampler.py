@@ -171,7 +171,7 @@ def expected_of_transformers(
     if params.is_greedy:
         return int(scores.argmax())
     cumulative = scores.double().softmax(-1).cumsum(-1)
-    number = numbers_of([(params.seed, 0, position)])[0]
+    number = numbers_of([(params.seed or 0, 0, position)])[0]
     return int((cumulative > number * cumulative[-1]).nonzero()[0])
 
 
