@@ -1,13 +1,11 @@
 """Stored responses in a real Redis: for a while, of one tenant, and not too many."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from redis.asyncio import Redis
 
 from baton.cluster.redis.client import connect
-from baton.cluster.redis.embedded import EmbeddedRedis
 from baton.errors import NotFoundError, UnavailableError
 from baton_router.apis.responses.limits import ResponseLimits
 from baton_router.apis.responses.store import ResponseStore
@@ -20,20 +18,6 @@ SECRET = "0123456789abcdef" * 2
 
 def id_of(number: int) -> str:
     return f"resp_{number:016x}{SECRET}"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis() as running:
-        yield running
-
-
-@pytest.fixture
-async def redis(server: EmbeddedRedis) -> AsyncIterator[Redis]:
-    client = connect(server.url)
-    await client.flushdb()
-    yield client
-    await client.aclose()
 
 
 def store_on(redis: Redis, ttl: float = LONG, most: int = 10) -> ResponseStore:

@@ -1,16 +1,14 @@
 """Tool calls, reasoning and refusals of /v1/responses, as OpenAI's client sees them."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import openai
 import pytest
-from redis.asyncio import Redis
 
-from baton.cluster.redis.client import connect
-from baton.cluster.redis.embedded import EmbeddedRedis
 from baton.v1 import inference_pb2 as pb
+from baton_router.apis.responses.functions import Functions
+from baton_router.apis.responses.schemas import FunctionTool, Namespace
 from baton_router.text.model_card import ModelCard
 from tests.support.router.front import front_of, openai_client_of
 from tests.support.router.scripted import decode, prefill
@@ -353,19 +351,6 @@ async def test_front_refuses_bad_response_by_name_of_field(model, body, param):
     assert (await refusal_of(model, **body)).param == param
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedRedis]:
-    with EmbeddedRedis() as running:
-        yield running
-
-
-@pytest.fixture
-async def redis(server: EmbeddedRedis) -> AsyncIterator[Redis]:
-    client = connect(server.url)
-    yield client
-    await client.aclose()
-
-
 REFERRED = f"{THOUGHT}I look.\n{OSLO}"
 RAIN: Any = {"type": "function_call_output", "output": "Rain."}
 
@@ -459,3 +444,11 @@ async def test_response_is_answered_where_redis_does_not_answer(model):
             with pytest.raises(openai.InternalServerError, match="Redis does not answer") as error:
                 await call
             assert error.value.status_code == 503
+
+
+def test_functions_of_one_name_get_names_of_their_own_in_one_go():
+    """As many as a body may have. Each counted from one, they would take longer than a test may."""
+    functions = Functions([Namespace(name="n", tools=[FunctionTool(name="f")] * 10_000)])
+    names = [function.name for function in functions.all]
+    assert names[:3] == ["n__f", "n__f_2", "n__f_3"]
+    assert len({*names}) == 10_000

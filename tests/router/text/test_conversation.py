@@ -261,3 +261,14 @@ def test_template_gets_arguments_as_an_object(written, arguments):
     assert turn["tool_calls"][0]["function"]["arguments"] == arguments
     values = "".join(f" {key}={value}" for key, value in arguments.items())
     assert rendered(GENERIC, [called(call)]) == f"<assistant>[time{values}]"
+
+
+def test_many_adjacent_turns_are_merged_in_one_go():
+    """As many as a body may have: joined one by one they would take longer than a test may."""
+    thoughts = [Turn("assistant", reasoning="y" * 500) for _ in range(16_000)]
+    rules = [Turn("system", ("x",)) for _ in range(16_000)]
+    turns = [USER, *rules, *thoughts, USER]
+    made = normalised(Conversation(turns, merges_turns=True), ChatTemplate(STRICT_SYSTEM)).turns
+    assert [turn.role for turn in made] == ["user", "assistant", "user"]
+    assert len(made[0].parts) == 1 + len(rules)
+    assert len(made[1].reasoning) == 500 * len(thoughts)

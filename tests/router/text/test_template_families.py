@@ -8,7 +8,8 @@ from baton.errors import InvalidArgumentError
 from baton_router.call.arguments import arguments_object
 from baton_router.call.generate_call import Conversation, ToolCall, Turn
 from baton_router.call.output_format import Tool
-from baton_router.text.chat_template import ChatTemplate
+from baton_router.text.chat_template import ChatTemplate, TemplateAbilities
+from baton_router.text.conversation.calls import with_taken_calls
 from baton_router.text.conversation.normalising import normalised
 from baton_router.text.conversation.template_messages import template_tools, template_turns
 from tests.support.templates import FAMILIES, template_of_family
@@ -131,3 +132,20 @@ def check(family: str, turns: list[Turn], tools: list[Tool]) -> None:
 def test_family_that_drops_unknown_roles_refuses_them():
     with pytest.raises(InvalidArgumentError, match=r"messages\[0\].role"):
         rendered("qwen3", [turn("critic", "x"), turn("user", "ask1")], [])
+
+
+def test_calls_of_a_turn_get_each_result_once_and_after_its_call():
+    ids = [f"call{at}" for at in range(3000)]
+    made = tuple(ToolCall(one, "read", PATH) for one in [*ids, ids[0]])
+    results = [turn("tool", f"result of {one}", tool_call_id=one) for one in reversed(ids)]
+    turns = [
+        turn("user", "ask"),
+        turn("assistant", tool_calls=made),
+        *results,
+        turn("tool", "last"),
+    ]
+    split = list(with_taken_calls(turns, TemplateAbilities(takes_several_calls=False)))
+    pairs = [(split[1 + 2 * at], split[2 + 2 * at]) for at in range(len(ids))]
+    assert [call.tool_calls[0].id for call, _ in pairs] == ids
+    assert [found.parts for _, found in pairs] == [(f"result of {one}",) for one in ids]
+    assert [one.parts for one in split[1 + 2 * len(ids) :]] == [(), ("last",)]

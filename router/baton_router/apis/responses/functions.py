@@ -40,7 +40,8 @@ class Functions:
     """
 
     def __init__(self, tools: Sequence[FunctionTool | Namespace | None]) -> None:
-        taken = {tool.name for tool in tools if isinstance(tool, FunctionTool)}
+        # Names, each with the last number that one like it got.
+        taken = {tool.name: 1 for tool in tools if isinstance(tool, FunctionTool)}
         self.all: list[NamedTool] = []
         for at, given in enumerate(tools):
             if isinstance(given, FunctionTool):
@@ -71,12 +72,12 @@ def _joined(namespace: str, name: str) -> str:
     return f"{_ILLEGAL.sub('_', namespace)}__{name}"
 
 
-def _unique(name: str, taken: set[str]) -> str:
+def _unique(name: str, taken: dict[str, int]) -> str:
     """Returns a name that is not yet taken, and takes it."""
-    found, number = name[:_MAX_CHARS], 1
+    found = base = name[:_MAX_CHARS]
     while found in taken:
-        number += 1
-        end = f"_{number}"
-        found = name[: _MAX_CHARS - len(end)] + end
-    taken.add(found)
+        taken[base] += 1
+        end = f"_{taken[base]}"
+        found = base[: _MAX_CHARS - len(end)] + end
+    taken[found] = 1
     return found

@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, repeat
 
 from baton_router.call.generate_call import Turn
 from baton_router.text.chat_template import TemplateAbilities
@@ -24,21 +25,21 @@ def with_taken_calls(turns: Sequence[Turn], abilities: TemplateAbilities) -> Seq
 
 def _one_by_one(turns: Sequence[Turn]) -> Iterator[Turn]:
     """Yields each call of a turn with several in a turn of its own, and its results after it."""
-    rest = list(turns)
-    while rest:
-        turn = rest.pop(0)
+    at = 0
+    while at < len(turns):
+        turn, at = turns[at], at + 1
         if len(turn.tool_calls) < 2:
             yield turn
             continue
-        results = []
-        while rest and rest[0].role == "tool":
-            results.append(rest.pop(0))
-        for at, call in enumerate(turn.tool_calls):
-            first = turn if at == 0 else Turn(turn.role, role_field=turn.role_field)
-            yield replace(first, tool_calls=(call,))
-            yield from (one for one in results if one.tool_call_id == call.id)
-        ids = {call.id for call in turn.tool_calls}
-        yield from (one for one in results if one.tool_call_id not in ids)
+        results: dict[str, list[Turn]] = {}
+        while at < len(turns) and turns[at].role == "tool":
+            results.setdefault(turns[at].tool_call_id, []).append(turns[at])
+            at += 1
+        others = Turn(turn.role, role_field=turn.role_field)
+        for of, call in zip(chain((turn,), repeat(others)), turn.tool_calls, strict=False):
+            yield replace(of, tool_calls=(call,))
+            yield from results.pop(call.id, ())
+        yield from chain.from_iterable(results.values())
 
 
 def _apart(turns: Sequence[Turn]) -> Iterator[Turn]:

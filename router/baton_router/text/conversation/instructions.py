@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import chain, takewhile
+from itertools import chain, groupby, takewhile
 
 from baton_router.call.generate_call import GivenImage, Turn
 from baton_router.text.chat_template import TemplateAbilities
@@ -44,18 +44,21 @@ def in_place(turns: Sequence[Turn], abilities: TemplateAbilities) -> Sequence[Tu
     held: list[str | GivenImage] = []
     if not abilities.takes_system:
         made, held = [], list(chain.from_iterable(map(_texts_before, made)))
-    for turn in turns[num_leading:]:
-        if not _is_rule(turn) or abilities.takes_later_system:
+    for are_rules, run in groupby(turns[num_leading:], _is_rule):
+        if are_rules and not abilities.takes_later_system:
+            marked = chain.from_iterable(map(_marked, run))
+            if made and made[-1].role == "user" and not held:
+                made[-1] = replace(made[-1], parts=(*made[-1].parts, *marked))
+            else:
+                held += marked
+            continue
+        for turn in run:
             if held and turn.role == "user":
                 made.append(replace(turn, parts=(*held, *turn.parts)))
             else:
                 made += [Turn("user", tuple(held))] if held else []
                 made.append(turn)
             held = []
-        elif made and made[-1].role == "user" and not held:
-            made[-1] = replace(made[-1], parts=(*made[-1].parts, *_marked(turn)))
-        else:
-            held += _marked(turn)
     return [*made, Turn("user", tuple(held))] if held else made
 
 

@@ -18,11 +18,11 @@ def joined(turns: Sequence[Turn]) -> Turn:
 
 
 def merged(turns: Iterable[Turn], follows: Callable[[Turn, Turn], bool]) -> list[Turn]:
-    """Returns the turns, each that `follows` the one before as a part of that one."""
-    kept: list[Turn] = []
+    """Returns the turns, each that `follows` the first of those before it as a part of that one."""
+    groups: list[list[Turn]] = []
     for turn in turns:
-        if kept and follows(kept[-1], turn):
-            kept[-1] = joined((kept[-1], turn))
+        if groups and follows(groups[-1][0], turn):
+            groups[-1].append(turn)
         else:
-            kept.append(turn)
-    return kept
+            groups.append([turn])
+    return [joined(group) if len(group) > 1 else group[0] for group in groups]
