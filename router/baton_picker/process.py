@@ -58,7 +58,7 @@ class EndpointPickerServer:
         self.picker = EndpointPicker(
             self.endpoints, rules, namespace, settings.max_endpoints, recorder
         )
-        self._reader = PromptReader(card, settings.limits.max_prompt_bytes)
+        self._reader = PromptReader(card, settings.limits)
         max_body_bytes = settings.max_body_bytes
         self.service = ExternalProcessorService(
             partial(EnvoyCall, self.picker, self._reader, self.held, max_body_bytes),

@@ -13,6 +13,8 @@ from typing import Any
 
 from baton.errors import InvalidArgumentError
 from baton_router.text.model_card import ModelCard
+from baton_router.text.request_bounds import PromptLimits
+from baton_router.text.token_cache import CachingTokenizer
 
 # Bodies above this are read in a thread, as they would hold the event loop for milliseconds.
 _INLINE_BYTES = 16 * 2**10
@@ -45,13 +47,16 @@ class PromptReader:
     """Reader of request bodies, by the tokenizer and chat template of a model card.
 
     Args:
-        max_bytes: maximum bytes of a body that is parsed, and of text that is tokenized; what
-            follows has no part in placement.
+        limits: of the bytes of a body that is parsed, and of text that is tokenized; what follows
+            has no part in placement.
     """
 
-    def __init__(self, card: ModelCard, max_bytes: int) -> None:
+    def __init__(self, card: ModelCard, limits: PromptLimits) -> None:
         self._card = card
-        self._max_bytes = max_bytes
+        self._max_bytes = limits.max_prompt_bytes
+        self._pieces = CachingTokenizer(
+            card.tokenizer, card.template_tokens, limits.text_cache_bytes
+        )
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompt")
 
     async def read(self, body: bytes) -> PickedPrompt:
@@ -73,30 +78,30 @@ class PromptReader:
 
     def _read(self, body: bytes) -> PickedPrompt:
         fields = _object(body)
-        model, salt = (fields.get(name) for name in ("model", "cache_salt"))
-        return PickedPrompt(
-            model if isinstance(model, str) else "",
-            salt if isinstance(salt, str) else "",
-            tuple(self._token_ids(fields)[:_MAX_TOKENS]),
+        model, salt = (
+            value if isinstance(value, str) else ""
+            for value in (fields.get("model"), fields.get("cache_salt"))
         )
+        return PickedPrompt(model, salt, tuple(self._token_ids(fields, salt)[:_MAX_TOKENS]))
 
-    def _token_ids(self, fields: dict[str, Any]) -> list[int]:
+    def _token_ids(self, fields: dict[str, Any], salt: str) -> list[int]:
         messages = fields.get("messages")
         if isinstance(messages, list):
-            return self._chat(messages, fields.get("tools"))
+            return self._chat(messages, fields.get("tools"), salt)
         prompt = fields.get("prompt", fields.get("input"))
         if isinstance(prompt, list) and all(map(_is_token_id, prompt)):
             return prompt
         return self._card.encode(self._bounded(_text(prompt))) if prompt else []
 
-    def _chat(self, messages: list[Any], tools: Any) -> list[int]:
+    def _chat(self, messages: list[Any], tools: Any, salt: str) -> list[int]:
         """Returns the conversation's tokens; of its JSON where the template refuses what the model
         server may take. Both have equal beginnings where conversations have."""
         given = tools if isinstance(tools, list) else []
         if all(isinstance(message, dict) for message in messages):
             try:
                 rendered = self._card.render(messages, given)
-                return self._card.encode_rendered(self._bounded(rendered))
+                salt_bytes = salt.encode(errors="surrogatepass")
+                return self._pieces.encode(self._bounded(rendered), salt=salt_bytes)
             except InvalidArgumentError:
                 pass
         return self._card.encode(self._bounded(_text([*given, *messages])))

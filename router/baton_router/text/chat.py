@@ -18,6 +18,7 @@ from typing import Any
 from baton.errors import InvalidArgumentError
 from baton_router.text.control_tokens import ControlTokens
 from baton_router.text.model_card import ModelCard
+from baton_router.text.token_cache import CachingTokenizer
 
 # Roles and other values that templates compare with, and that some make a control token of.
 _CONSTANTS = frozenset(
@@ -44,14 +45,18 @@ class ChatTokenizer:
 
     Args:
         allow_special_tokens: leave control tokens in texts of users what they are.
+        cache_bytes: maximum bytes of tokenized pieces of conversations that are kept; 0: none.
     """
 
-    def __init__(self, card: ModelCard, *, allow_special_tokens: bool = False) -> None:
+    def __init__(
+        self, card: ModelCard, *, allow_special_tokens: bool = False, cache_bytes: int = 0
+    ) -> None:
         self._card = card
         self._searched = () if card.template is None else card.template.searched_texts
         self._tokens = None
         if not allow_special_tokens:
             self._tokens = ControlTokens(card.tokenizer, card.control_token_ids)
+        self.pieces = CachingTokenizer(card.tokenizer, card.template_tokens, cache_bytes)
 
     def render(
         self,
@@ -86,11 +91,10 @@ class ChatTokenizer:
         chat = RenderedChat(text, frozenset(found[inner] | formed))
         return _up_to(chat, found[end]) if continues_answer else chat
 
-    def encode(self, chat: RenderedChat) -> list[int]:
-        """Returns the tokens of a rendered conversation."""
-        if self._tokens is None or not chat.cuts:
-            return self._card.encode_rendered(chat.text)
-        return self._tokens.encode(chat.text, chat.cuts)
+    def encode(self, chat: RenderedChat, salt: bytes | None = None) -> list[int]:
+        """Returns the tokens of a rendered conversation. `salt`: of the tenant whose tokenized
+        pieces are taken; None: none are."""
+        return self.pieces.encode(chat.text, chat.cuts, salt)
 
     def _needs_marks(self, texts: Collection[str], keys: Collection[str]) -> bool:
         """Returns whether one of the strings has a control token, or may be one together with what

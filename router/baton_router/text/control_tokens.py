@@ -7,7 +7,6 @@ the same text. Knows nothing about chats.
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import pairwise
 
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
@@ -43,9 +42,6 @@ class ControlTokens:
         is_normalized = tokenizer.normalizer is not None and any(t.normalized for t in tokens)
         self._finder = _finder(tokenizer, tokens) if is_normalized else None
         self._telling = _telling(self._contents, is_normalized=is_normalized)
-        self._barrier = next(
-            (t.content for t in tokens if not (t.rstrip or t.normalized or t.single_word)), None
-        )
 
     def cuts(self, text: str) -> set[int]:
         """Returns the positions at which `text` must be cut so that it has no control token."""
@@ -84,23 +80,6 @@ class ControlTokens:
                     begin = start + len(token) - len(token.lstrip())
                     yield begin, begin + len(token.strip())
 
-    def encode(self, text: str, cuts: Iterable[int]) -> list[int]:
-        """Returns the tokens of `text`, tokenized in parts, without those that the tokenizer adds
-        by default."""
-        first, *others = _parts(text, cuts)
-        # After a token a part is tokenized as within a text: some tokenizers add a space to a text.
-        barrier = self._barrier or ""
-        batch = list(dict.fromkeys(barrier + part for part in others))
-        head, *encodings = self._tokenizer.encode_batch_fast(
-            [first, *batch], add_special_tokens=False
-        )
-        skipped = 1 if barrier else 0
-        ids_of = {text: found.ids[skipped:] for text, found in zip(batch, encodings, strict=True)}
-        ids: list[int] = head.ids
-        for part in others:
-            ids += ids_of[barrier + part]
-        return ids
-
 
 def _finder(tokenizer: Tokenizer, tokens: Sequence[AddedToken]) -> Tokenizer:
     """Returns a tokenizer whose tokens are `tokens`, and 0 for any text between them."""
@@ -119,7 +98,3 @@ def _telling(contents: Iterable[str], *, is_normalized: bool) -> re.Pattern[str]
     # Of any punctuation a normalizer may make that of a token.
     others = [r"[^\w\s]"] if is_normalized else []
     return re.compile("|".join([*map(re.escape, sorted(characters)), *others]) or r"(?!)")
-
-
-def _parts(text: str, cuts: Iterable[int]) -> list[str]:
-    return [text[start:end] for start, end in pairwise([0, *sorted(cuts), len(text)])]

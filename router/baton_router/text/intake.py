@@ -75,7 +75,11 @@ class Intake:
         self.images = images or PromptImages(card)
         self._takes_images = self.images.are_taken
         self._card = card
-        self._chat = ChatTokenizer(card, allow_special_tokens=allow_special_tokens)
+        self._chat = ChatTokenizer(
+            card,
+            allow_special_tokens=allow_special_tokens,
+            cache_bytes=limits.text_cache_bytes,
+        )
         self._max_prompt_bytes = limits.max_prompt_bytes
         self._max_messages = min(limits.max_messages, card.max_model_len)
         self._max_tools = limits.max_tools
@@ -96,6 +100,7 @@ class Intake:
             if isinstance(call.input, Conversation) and call.input.tools:
                 check_template_takes_tools(self._card)
             options = checked_parsing(call.parsing, self._card, self._max_tools)
+        tenant = tenant.salted(call.cache_salt)
         prompt = await self.prompt_of(call.input, call.images, call.encoder_inputs, tenant)
         token_ids = prompt.token_ids
         least = 1 if call.clamps_max_tokens else params.max_tokens
@@ -114,7 +119,6 @@ class Intake:
                 self._card, options, end, continues_answer=prompt.continues_answer
             )
             params = constrained(params, self._card, parsing)
-        tenant = tenant.salted(call.cache_salt)
         return Request(
             request_id_of(call.request_id),
             tuple(token_ids),
@@ -183,6 +187,13 @@ class Intake:
         read = await self.images.read(images, tenant)
         return self.images.expand_ids(token_ids, _flat(read))
 
+    def forget(self, salt: bytes | None, *, images: bool) -> None:
+        """Drops what is cached of the requests of one salt's tenants; None: of all. `images`: their
+        images, too."""
+        self._chat.pieces.drop(salt)
+        if images and self.images.cache is not None:
+            self.images.cache.drop(salt)
+
     async def _encode(
         self,
         given: PromptInput,
@@ -216,7 +227,8 @@ class Intake:
         is_long = bool(chat.tools) or len(text) >= _THREAD_FROM_RENDERED
         in_thread = asyncio.to_thread if is_long else partial(in_thread_if_long, len(chat.turns))
         rendered = await in_thread(render)
-        prompt, text = await self._tokenized(rendered, read, _MESSAGES, self._chat.encode)
+        encode = partial(self._chat.encode, salt=None if tenant is None else tenant.salt)
+        prompt, text = await self._tokenized(rendered, read, _MESSAGES, encode)
         return replace(prompt, continues_answer=chat.continues_answer), text
 
     async def _read(

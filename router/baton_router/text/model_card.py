@@ -108,6 +108,18 @@ class ModelCard:
         return _template(self.chat_template, tokens, self.template_needs_parts)
 
     @property
+    def template_tokens(self) -> list[str]:
+        """Added tokens that its chat template writes, as strings, but for those of images."""
+        source = self.chat_template or ""
+        named = frozenset(self.special_tokens.values())
+        return [
+            token.content
+            for token_id, token in self.tokenizer.get_added_tokens_decoder().items()
+            if token_id not in self.image_token_ids
+            and (token.content in source or token.content in named)
+        ]
+
+    @property
     def control_token_ids(self) -> frozenset[int]:
         """Tokens that end an answer, that stand for images, and those that chat templates have
         names for."""

@@ -22,8 +22,7 @@ from baton_router.text.images.image_source import ImageError, NoImagesError
 from baton_router.text.model_card import ModelCard
 
 if TYPE_CHECKING:
-    from baton_router.text.images.image_cache import ImageCache
-    from baton_router.text.images.image_reader import ImageReader
+    from baton_router.text.images.image_reader import ImageCache, ImageReader
 
 
 class PromptImages:

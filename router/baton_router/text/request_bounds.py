@@ -27,6 +27,12 @@ class PromptLimits:
     max_prompt_bytes: int = setting(
         2**20, "Maximum bytes of a prompt's text, before it is tokenized.", ge=1
     )
+    text_cache_bytes: int = setting(
+        64 * 2**20,
+        "Maximum bytes of tokenized pieces of conversations that are cached, for each model, so "
+        "that a turn tokenizes only what is new. 0: none.",
+        ge=0,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

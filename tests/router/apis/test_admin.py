@@ -20,7 +20,7 @@ from baton_router.apis.grpc.admin import RouterAdmin
 from baton_router.apis.grpc.call_wire import CallReader
 from baton_router.call.generate_call import PromptTokens
 from baton_router.call.prompt import Prompt
-from baton_router.text.images.image_cache import FileKey, ImageCache
+from baton_router.text.images.image_reader import FileKey, ImageCache
 
 ALL = pb.FlushCacheRequest()
 
@@ -75,6 +75,10 @@ class _Intake:
         for salt in b"", b"a":
             image = SimpleNamespace(tensors={"pixels": TensorData("uint8", (4,), b"1234")})
             self.images.cache.put(FileKey(salt, b"file", 1), [image])  # type: ignore[list-item]
+
+    def forget(self, salt: bytes | None, *, images: bool) -> None:
+        if images:
+            self.images.cache.drop(salt)
 
     async def prompt_of(self, _message: Any) -> PromptTokens:
         return PromptTokens(list(range(9)), (EncoderInput(b"i" * 16, 2, 3),))

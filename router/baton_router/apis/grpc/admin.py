@@ -201,10 +201,8 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
                 return error
             return int(response.num_blocks)
 
-        if prompt.images or not is_prompt:
-            for served in chosen:
-                if (cache := served.services.intake.images.cache) is not None:
-                    cache.drop(salt)
+        for served in chosen:
+            served.services.intake.forget(salt, images=bool(prompt.images) or not is_prompt)
         # Draining and unreachable workers too: their caches may be used again.
         members = [
             (served.services.fleet, member)

@@ -6,22 +6,46 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from itertools import chain
+from typing import NamedTuple
 
 from baton.errors import InvalidArgumentError
 from baton.models.encoder_input import EncoderInput, TensorData, content_hash
 from baton.models.image_format import ImageFormat
 from baton_router.call.generate_call import GivenClip, GivenImage
 from baton_router.text.images.expansion import ReadImage
-from baton_router.text.images.image_cache import FileKey, Frames, ImageCache
 from baton_router.text.images.image_fetch import AllowedHosts, ImageFetcher
 from baton_router.text.images.image_files import ImageFiles
 from baton_router.text.images.image_limits import ImageLimits, comma_list
 from baton_router.text.images.image_messages import PreprocessedImage
 from baton_router.text.images.image_pool import ImagePool, RefusedImageError
 from baton_router.text.images.image_source import ImageError, check_number
+from baton_router.text.salted_cache import SaltedCache
 
 # Bytes of a file or of tensors above which a thread hashes them.
 _THREAD_FROM_BYTES = 2**18
+
+Frames = tuple[ReadImage, ...]
+
+
+class FileKey(NamedTuple):
+    """Key of a file's frames.
+
+    Attributes:
+        salt: of the tenant's caches.
+        max_frames: frames that are taken of the file at most.
+    """
+
+    salt: bytes
+    digest: bytes
+    max_frames: int
+
+
+class ImageCache(SaltedCache[FileKey, Frames]):
+    """Cache of preprocessed images by the content of their files, bounded by the bytes of their
+    tensors: a conversation does not decode its images again in each turn."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(max_bytes, lambda _, frames: _num_bytes(frames))
 
 
 class ImageReader:
@@ -159,3 +183,7 @@ async def start_reader(
         (facts.placeholder, facts.placeholder_id),
         limits,
     )
+
+
+def _num_bytes(frames: Frames) -> int:
+    return sum(len(tensor.data) for frame in frames for tensor in frame.tensors.values())

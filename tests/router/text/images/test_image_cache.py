@@ -12,8 +12,7 @@ from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
 from baton_router.call.generate_call import GivenClip, GivenImage
 from baton_router.text.images.expansion import ReadImage
-from baton_router.text.images.image_cache import FileKey, ImageCache
-from baton_router.text.images.image_reader import ImageReader
+from baton_router.text.images.image_reader import FileKey, ImageCache, ImageReader
 from baton_router.text.intake import Intake
 from baton_router.text.model_card import read_model_card
 from baton_router.text.prompt_images import PromptImages
