@@ -159,6 +159,14 @@ OTHERS = {
 }
 
 
+async def test_response_says_that_a_format_is_not_strict(model):
+    given = {"type": "json_schema", "name": "a", "schema": {"type": "object"}, "strict": None}
+    wanted = {"input": QUESTION, "text": {"format": given}}
+    async with front_of(*writing("{}", model=model), model=model) as front:
+        answer = await front.post("/v1/responses", json=wanted)
+    assert answer.json()["text"]["format"] == {**given, "strict": False, "description": None}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("given", [{}, GIVEN])
 async def test_response_has_required_fields_and_what_was_given(model, stream, given):

@@ -121,7 +121,7 @@ class AnyObject(_Schema, frozen=True, tag_field="type", tag="json_object"):
 class ObjectOfSchema(_Schema, frozen=True, tag_field="type", tag="json_schema"):
     name: str
     json_schema: JsonObject = field(name="schema")
-    strict: bool | None = None
+    strict: bool = False
     description: str | None = None
 
 
