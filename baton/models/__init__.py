@@ -150,6 +150,6 @@ def _json_of(file: Path) -> Any:
             "model.save_pretrained(folder) writes it"
         )
     try:
-        return json.loads(file.read_text())
+        return json.loads(file.read_text("utf-8"))
     except ValueError as error:
         raise UnsupportedModelError(f"{str(file)!r} is not JSON: {error}") from error

@@ -1,5 +1,7 @@
 """Baton's greedy tokens are those of transformers, however the work is cut into steps."""
 
+import json
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +13,7 @@ from baton.cluster.prefix import PrefixNamespace
 from baton.engine.executor.models.loader import bound_to
 from baton.engine.executor.sampling.sampler import Sampler
 from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose
-from baton.errors import OverloadedError
+from baton.errors import InvalidArgumentError, OverloadedError
 from baton.sampling import SamplingParams
 from tests.support.engine.checkpoints import BLOCK_SIZE, VOCAB_SIZE
 from tests.support.engine.engines import (
@@ -423,6 +425,25 @@ def test_handoff_that_ends_with_its_first_token_reports_once(checkpoints, oracle
     assert (update.token_id, update.finish_reason) == (9, FinishReason.LENGTH)
     assert engine.core.step().updates == ()
     assert_idle(engine)
+
+
+def test_yarn_extends_the_length_that_is_served(checkpoints, oracle):
+    path, prompt = checkpoints["llama_extended"], random_prompt(100)
+    engine = load(path, max_model_len=128)
+    assert load(path).core.facts.info.max_model_len == 128
+    assert tokens(engine.generate([prompt], GREEDY)) == [oracle(path, prompt, NUM_TOKENS)]
+    with pytest.raises(InvalidArgumentError, match="made for 128 tokens"):
+        load(path, max_model_len=129)
+
+
+def test_end_of_the_tokenizer_ends_answers(checkpoints, tmp_path):
+    path = tmp_path / "model"
+    shutil.copytree(checkpoints["tiny"], path)
+    file = path / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token": "<|pad|>"}))
+    ends = load(checkpoints["tiny"]).core.facts.info.eos_token_ids
+    pad = load(checkpoints["tiny"]).tokenizer.convert_tokens_to_ids("<|pad|>")
+    assert load(str(path)).core.facts.info.eos_token_ids == ends | {pad}
 
 
 def test_fingerprint_is_equal_for_loads_of_one_checkpoint(checkpoints):

@@ -47,6 +47,7 @@ from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder, weight_bytes
 from baton.models.images import read_image_processor
 from baton.models.patched_images import PatchedImages
 from baton.models.pooling import read_pooling
+from baton.models.tokenizer_files import end_token_ids
 from baton.version import version
 
 LoadProgress = Callable[[str, float], None]
@@ -129,7 +130,8 @@ def assemble(
     it: so all that other workers compare is the same, and nothing of it runs."""
     max_len, device, dtype = hook.max_len, hf_model.device, hf_model.dtype
     hf_config, architecture = hf_model.config, type(hf_model).__name__
-    eos_token_ids = loader.eos_token_ids(hf_config, hf_model)
+    # A chat's end may be known to its tokenizer alone.
+    eos_token_ids = loader.eos_token_ids(hf_config, hf_model) | end_token_ids(Path(folder))
     vision, limits = None, NO_ENCODER_LIMITS
     if is_vision_language(hf_config):
         hf_model, vision = split(hf_model, read_image_processor(Path(folder)))

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from baton.errors import InvalidArgumentError
@@ -52,7 +52,8 @@ class ChatTokenizer:
         self, card: ModelCard, *, allow_special_tokens: bool = False, cache_bytes: int = 0
     ) -> None:
         self._card = card
-        self._searched = () if card.template is None else card.template.searched_texts
+        searched = chain.from_iterable(t.searched_texts for t in card.templates)
+        self._searched = tuple(dict.fromkeys(searched))
         self._tokens = None
         if not allow_special_tokens:
             self._tokens = ControlTokens(card.tokenizer, card.control_token_ids)

@@ -215,7 +215,8 @@ class Intake:
         self, chat: Conversation, tenant: Tenant | None
     ) -> tuple[PromptTokens, str]:
         """Returns the tokens of a conversation and its text, with its images expanded."""
-        chat = await in_thread_if_long(len(chat.turns), normalised, chat, self._card.template)
+        template = self._card.template(tools=bool(chat.tools))
+        chat = await in_thread_if_long(len(chat.turns), normalised, chat, template)
         self._check_messages(len(chat.turns))
         text = "".join(_texts_of(chat))
         check_text(_MESSAGES, text, self._max_prompt_bytes)
@@ -237,7 +238,7 @@ class Intake:
         return await self.images.read(images, tenant) if images else ()
 
     def _rendered(self, chat: Conversation, num_frames: Sequence[int]) -> RenderedChat:
-        turns = template_turns(chat, self._card.template)
+        turns = template_turns(chat, self._card.template(tools=bool(chat.tools)))
         if num_frames:
             turns = with_frames(turns, num_frames)
         return self._chat.render(

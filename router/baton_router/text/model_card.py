@@ -15,7 +15,13 @@ from tokenizers import Tokenizer
 
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedModelError
 from baton.models import DESCRIPTION, checkpoint_folder, read_json
+from baton.models.length import longest
 from baton.models.pooling import PooledKind, Pooling, read_pooling, why_not
+from baton.models.tokenizer_files import (
+    DEFAULT_TEMPLATE,
+    TOOL_TEMPLATE,
+    read_tokenizer_files,
+)
 from baton_router.call.output_format import OutputFormat
 from baton_router.text.chat_template import ChatTemplate
 from baton_router.text.output_parsing.formats import catalog as formats
@@ -52,6 +58,7 @@ class ModelCard:
         max_model_len: maximum tokens of one sequence by the checkpoint; workers may allow less.
         tokenizer_hash: must equal the hash of each worker.
         chat_template: None if the model has none.
+        tool_template: template of conversations with tools; None: the same.
         special_tokens: by the names that chat templates use, such as "bos_token".
         tool_format: name of the format of tool calls; None: unknown.
         reasoning_format: name of the format of reasoning; None: none.
@@ -72,6 +79,7 @@ class ModelCard:
     reasoning_format: str | None = None
     pooling: Pooling | None = None
     image_token_ids: frozenset[int] = frozenset()
+    tool_template: str | None = None
 
     def check_makes(self, output: PooledKind | None) -> None:
         """Raises `ModelOutputError` unless the model makes this output. None: text."""
@@ -86,7 +94,7 @@ class ModelCard:
     @property
     def template_takes_tools(self) -> bool:
         """True if the chat template describes tools to the model."""
-        return _takes_tools(self.chat_template)
+        return _takes_tools(self.tool_template or self.chat_template)
 
     @property
     def takes_images(self) -> bool:
@@ -99,18 +107,25 @@ class ModelCard:
         template = self.chat_template or ""
         return self.takes_images and not _TAKES_TEXT.search(template)
 
-    @property
-    def template(self) -> ChatTemplate | None:
-        """Its chat template; None if the model has none."""
-        if self.chat_template is None:
+    def template(self, *, tools: bool) -> ChatTemplate | None:
+        """Returns the chat template of conversations with `tools`, or without; None if the model
+        has none."""
+        source = (self.tool_template if tools else None) or self.chat_template
+        if source is None:
             return None
         tokens = tuple(self.special_tokens.items())
-        return _template(self.chat_template, tokens, self.template_needs_parts)
+        return _template(source, tokens, self.template_needs_parts)
+
+    @property
+    def templates(self) -> list[ChatTemplate]:
+        """All its chat templates."""
+        found = (self.template(tools=False), self.template(tools=True))
+        return [template for template in dict.fromkeys(found) if template is not None]
 
     @property
     def template_tokens(self) -> list[str]:
         """Added tokens that its chat template writes, as strings, but for those of images."""
-        source = self.chat_template or ""
+        source = "".join(template.source for template in self.templates)
         named = frozenset(self.special_tokens.values())
         return [
             token.content
@@ -152,8 +167,8 @@ class ModelCard:
     def warm_up(self) -> None:
         """Loads the template renderer and learns what the template takes, which would delay the
         first conversation by 0.5 s."""
-        if self.template is not None:
-            self.template.abilities  # noqa: B018 - kept by the template
+        for template in self.templates:
+            template.abilities  # noqa: B018 - kept by the template
 
     def render(
         self,
@@ -173,12 +188,13 @@ class ModelCard:
 
         Raises `InvalidArgumentError` if the template refuses it or the model has none.
         """
-        if self.template is None:
+        template = self.template(tools=bool(tools))
+        if template is None:
             raise InvalidArgumentError(
                 "input.chat",
                 f"model {self.name!r} has no chat template; give its router one by --chat-template",
             )
-        return self.template.render(
+        return template.render(
             messages, tools, variables, adds_generation_prompt=adds_generation_prompt
         )
 
@@ -207,43 +223,41 @@ def read_model_card(
     """
     folder = checkpoint_folder(path, DESCRIPTION)
     config = read_json(folder / "config.json")
-    tokenizer_file = folder / "tokenizer.json"
-    if not tokenizer_file.is_file():
-        raise UnsupportedModelError(
-            f"{path!r} holds no tokenizer.json; save the tokenizer there with "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
-        )
     text = config.get("text_config", config)
-    tokenizer_config = _read(folder / "tokenizer_config.json")
     generation = _read(folder / "generation_config.json")
-    tokenizer = _read_tokenizer(tokenizer_file)
-    template = (
-        _chat_template(folder, tokenizer_config)
-        if chat_template is None
-        else _read_template(chat_template)
-    )
+    files = read_tokenizer_files(folder)
+    tokenizer = files.tokenizer
+    templates = files.templates
+    if chat_template is not None:
+        templates = {DEFAULT_TEMPLATE: _read_template(chat_template)}
+    template, tool_template = map(templates.get, (DEFAULT_TEMPLATE, TOOL_TEMPLATE))
     model_type = str(config.get("model_type", ""))
-    detected = formats.detect(template, model_type, tokenizer)
+    detected = formats.detect(tool_template or template, model_type, tokenizer)
     described = text if text is config else {**_unwritten(tokenizer), **text}
     card = ModelCard(
         name=name or Path(path).name,
         architecture=(config.get("architectures") or [config.get("model_type", "unknown")])[0],
         vocab_size=int(_required(described, "vocab_size", path)),
-        max_model_len=int(_required(described, "max_position_embeddings", path)),
-        eos_token_ids=_eos(generation.get("eos_token_id", text.get("eos_token_id"))),
+        max_model_len=longest(
+            int(_required(described, "max_position_embeddings", path)),
+            text.get("rope_parameters") or text.get("rope_scaling"),
+        ),
+        eos_token_ids=_eos(generation, config, text) | files.end_token_ids,
         tokenizer=tokenizer,
-        tokenizer_hash=hashlib.sha256(tokenizer_file.read_bytes()).digest()[:16],
+        tokenizer_hash=hashlib.sha256((folder / "tokenizer.json").read_bytes()).digest()[:16],
         chat_template=template,
-        special_tokens=_special_tokens(tokenizer_config),
+        special_tokens=files.special_tokens,
         tool_format=detected.tool_format if tool_format == AUTO else tool_format,
         reasoning_format=(
             detected.reasoning_format if reasoning_format == AUTO else reasoning_format
         ),
         pooling=read_pooling(folder),
         image_token_ids=_image_token_ids(config) if "vision_config" in config else frozenset(),
+        tool_template=tool_template,
     )
-    if chat_template is not None and card.template is not None:
-        why = card.template.why_no_message()
+    if chat_template is not None:
+        (given,) = card.templates
+        why = given.why_no_message()
         if why is not None:
             raise FailedPreconditionError(
                 f"the chat template in {str(chat_template)!r} {why}; expected a Jinja "
@@ -260,13 +274,6 @@ def _image_token_ids(config: Mapping[str, Any]) -> frozenset[int]:
 def _read(file: Path) -> dict[str, Any]:
     """Returns the content of a file that a checkpoint may lack."""
     return read_json(file) if file.is_file() else {}
-
-
-def _read_tokenizer(file: Path) -> Tokenizer:
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises no narrower type
-        raise UnsupportedModelError(f"{str(file)!r} holds no tokenizer: {error}") from error
 
 
 def _unwritten(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -286,9 +293,10 @@ def _required(config: dict[str, Any], key: str, path: str) -> Any:
     raise UnsupportedModelError(f"the configuration of {path!r} has no {key!r}")
 
 
-def _eos(ids: int | list[int] | None) -> frozenset[int]:
-    if ids is None:
-        return frozenset()
+def _eos(*configs: dict[str, Any]) -> frozenset[int]:
+    """Returns the end-of-sequence tokens of the first one that has some."""
+    found = (config["eos_token_id"] for config in configs if config.get("eos_token_id") is not None)
+    ids: int | list[int] = next(found, [])
     return frozenset(ids if isinstance(ids, list) else [ids])
 
 
@@ -300,22 +308,3 @@ def _read_template(file: Path) -> str:
         raise FailedPreconditionError(
             f"cannot read the chat template in {str(file)!r}: {error}"
         ) from error
-
-
-def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text()
-    template = tokenizer_config.get("chat_template")
-    return template if isinstance(template, str) else None
-
-
-def _special_tokens(tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    """Reads special tokens, which are stored as strings or as objects with their content."""
-    tokens = {}
-    for name, value in tokenizer_config.items():
-        if name.endswith("_token"):
-            content = value.get("content") if isinstance(value, dict) else value
-            if isinstance(content, str):
-                tokens[name] = content
-    return tokens

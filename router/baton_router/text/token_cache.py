@@ -48,7 +48,9 @@ class CachingTokenizer:
         from_chars: int = _PIECES_FROM_CHARS,
     ) -> None:
         self._tokenizer = tokenizer
-        added = list(tokenizer.get_added_tokens_decoder().values())
+        is_text = tokenizer.encode_special_tokens  # special tokens are no tokens in texts
+        decoder = tokenizer.get_added_tokens_decoder()
+        added = [token for token in decoder.values() if not (is_text and token.special)]
         chosen = [t for t in added if t.content in separators and _is_apart(t, added)]
         self._separator = re.compile("|".join(re.escape(t.content) for t in chosen) or r"(?!)")
         apart = chain(chosen, (t for t in added if t.special and _is_apart(t, added)))

@@ -1,6 +1,9 @@
 import hashlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +40,55 @@ def test_model_card_hashes_tokenizer_file(folder):
     assert read_model_card(str(folder)).tokenizer_hash == digest
 
 
+YARN = {"factor": 4.0, "original_max_position_embeddings": 2048}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"rope_parameters": {"rope_type": "yarn", **YARN}}, 8192),
+        ({"rope_scaling": {"type": "yarn", **YARN}}, 8192),
+        ({"rope_scaling": {"type": "yarn", "factor": 2}}, 4096),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn", **YARN}}}, 8192),
+        ({"rope_parameters": {"rope_type": "llama3", **YARN}}, 2048),
+        ({"rope_scaling": {"type": "yarn", **YARN}, "max_position_embeddings": 9000}, 9000),
+    ],
+    ids=["yarn", "older", "of-its-positions", "by-layer", "another", "less-than-positions"],
+)
+def test_model_card_has_the_length_that_yarn_extends(folder, changes, expected):
+    edit(folder / "config.json", **{"rope_parameters": None, **changes})
+    assert read_model_card(str(folder)).max_model_len == expected
+
+
+def test_answers_end_by_the_tokenizer_too(folder):
+    """A generation configuration may name no end: the model's is taken."""
+    (folder / "generation_config.json").write_text('{"eos_token_id": null}')
+    edit(folder / "config.json", eos_token_id=[0, 2])
+    edit(folder / "tokenizer_config.json", eos_token="<|pad|>")
+    card = read_model_card(str(folder))
+    assert card.eos_token_ids == {0, 2, card.tokenizer.token_to_id("<|pad|>")}
+
+
+def test_files_are_read_as_utf_8_whatever_the_locale(folder):
+    (folder / "chat_template.jinja").write_text("é{{ messages[0].content }}", encoding="utf-8")
+    edit(folder / "tokenizer_config.json", pad_token="ü")
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()), ensure_ascii=False), "utf-8")
+    read = (
+        "import sys; from baton_router.text.model_card import read_model_card\n"
+        "card = read_model_card(sys.argv[1])\n"
+        "print(ascii([card.chat_template[0], card.special_tokens['pad_token']]))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-X", "utf8=0", "-c", read, str(folder)],
+        env={**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout == "['\\xe9', '\\xfc']\n"
+
+
 HERMES = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     "{% if tools %}<tool_call>arguments{% endif %}<think></think>"
@@ -55,10 +107,10 @@ def test_chat_template_of_file_replaces_that_of_checkpoint(folder, tmp_path):
     strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
     file.write_text(strict + HERMES)
     strict_card = read_model_card(str(folder), chat_template=file)
-    assert card.template is not None
-    assert card.template.abilities.takes_system
-    assert strict_card.template is not None
-    assert not strict_card.template.abilities.takes_system
+    assert card.templates
+    assert card.templates[0].abilities.takes_system
+    assert strict_card.templates
+    assert not strict_card.templates[0].abilities.takes_system
 
 
 BAD_TEMPLATES = {
@@ -121,8 +173,9 @@ def test_model_card_refuses_unreadable_tokenizer(folder):
 
 
 def test_model_card_takes_end_tokens_of_generation_config(folder):
+    """And that of the tokenizer, 0."""
     edit(folder / "generation_config.json", eos_token_id=9)
-    assert read_model_card(str(folder)).eos_token_ids == {9}
+    assert read_model_card(str(folder)).eos_token_ids == {0, 9}
     (folder / "generation_config.json").unlink()
     assert read_model_card(str(folder)).eos_token_ids == {0, 2}
 

@@ -56,6 +56,11 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "llama_yarn": _family(
         "LlamaConfig", rope_parameters={**_YARN, "original_max_position_embeddings": 64}
     ),
+    "llama_extended": _family(
+        "LlamaConfig",
+        max_position_embeddings=64,
+        rope_parameters={**_YARN, "original_max_position_embeddings": 64},
+    ),
     "llama_llama3_rope": _family("LlamaConfig", rope_parameters=_LLAMA3),
     "llama_eos": _family("LlamaConfig", eos_token_id=[384, 330]),
     "llama_few_words": _family("LlamaConfig", vocab_size=12),

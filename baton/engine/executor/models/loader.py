@@ -34,6 +34,7 @@ from baton.engine.executor.models.vision_model import (
 )
 from baton.errors import InvalidArgumentError, UnsupportedModelError
 from baton.models import support, weight_files
+from baton.models.length import longest
 from baton.models.pixtral_images import text_tokens
 from baton.models.pooling import Pooling
 
@@ -178,9 +179,10 @@ def resolve_kv_dtype(
 
 def max_model_len(config: PretrainedConfig, engine: EngineConfig) -> int:
     """Returns the maximum number of tokens of one sequence."""
-    own: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if own is not None and own < 1:  # of positions relative to each other
-        own = None
+    text = config.get_text_config()
+    own: int | None = getattr(text, "max_position_embeddings", None)
+    if own is not None:  # below 1: of positions relative to each other
+        own = longest(own, getattr(text, "rope_parameters", None)) if own > 0 else None
     wanted = engine.max_model_len
     if own is None and wanted is None:
         raise UnsupportedModelError("the checkpoint names no length; set --max-model-len")
