@@ -22,6 +22,7 @@ from baton.engine.request import EngineRequest, FinishReason, MultimodalPrompt
 from baton.engine.scheduler.plan import Float32Array, TokenLogprobs
 from baton.engine.stopped_texts import StoppedText, StoppedTexts
 from baton.errors import FailedPreconditionError, InvalidArgumentError, OverloadedError
+from baton.models.detokenizer import text_after
 from baton.models.pooling import why_not
 from baton.sampling import SamplingParams, with_banned_tokens
 
@@ -243,7 +244,13 @@ class LLM:
         def end(index: int) -> None:
             self.core.scheduler.end_sequence(request.request_id, index)
 
-        return StoppedTexts(self.tokenizer.backend_tokenizer, request.params.stop, end)
+        backend, params = self.tokenizer.backend_tokenizer, request.params
+        return StoppedTexts(backend, request.token_ids, self._ends(params), params.stop, end)
+
+    def _ends(self, params: SamplingParams) -> frozenset[int]:
+        """Returns the tokens that end a sequence, which are no part of its text."""
+        ends = self.core.facts.info.eos_token_ids
+        return (frozenset() if params.ignore_eos else ends) | frozenset(params.stop_token_ids)
 
     def _encode_word(self, word: str) -> SequenceOf[int]:
         token_ids: SequenceOf[int] = self.tokenizer.encode(word, add_special_tokens=False)
@@ -272,9 +279,7 @@ class LLM:
         return GenerationResult(
             prompt_token_ids=request.token_ids,
             completions=tuple(
-                self._completion(
-                    of_one, request.params, stopped.get(of_one[0].index), decodes=decodes
-                )
+                self._completion(of_one, request, stopped.get(of_one[0].index), decodes=decodes)
                 for of_one in ranked(updates, request.params)
             ),
             num_cached_tokens=updates[0].num_cached_tokens,
@@ -284,7 +289,7 @@ class LLM:
     def _completion(
         self,
         updates: list[SequenceUpdate],
-        params: SamplingParams,
+        request: EngineRequest,
         stopped: StoppedText | None,
         *,
         decodes: bool,
@@ -294,7 +299,9 @@ class LLM:
             raise InvalidArgumentError("sampling.grammar", updates[-1].failure)
         reason = updates[-1].finish_reason
         assert reason is not None, "a completion that has not ended"
-        logprobs = tuple(u.logprobs for u in updates if u.logprobs) if params.logprobs else ()
+        logprobs = (
+            tuple(u.logprobs for u in updates if u.logprobs) if request.params.logprobs else ()
+        )
         text = None
         if stopped is not None:
             text = stopped.shown
@@ -304,7 +311,9 @@ class LLM:
                 token_ids = token_ids[: stopped.num_tokens]
                 logprobs = logprobs[: stopped.num_tokens]
         elif decodes:
-            text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+            is_end = token_ids[-1:] and token_ids[-1] in self._ends(request.params)
+            shown = token_ids[:-1] if is_end else token_ids
+            text = text_after(self.tokenizer.backend_tokenizer, request.token_ids, shown)
         return Completion(
             token_ids=token_ids,
             text=text,

@@ -1,6 +1,6 @@
 """Stop strings of offline batches: the texts of a request's sequences, up to the first of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from tokenizers import Tokenizer
@@ -17,10 +17,17 @@ class StoppedText:
         num_tokens: tokens so far, at most those with which the stop string is complete.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        ends: Collection[int],
+        stop: Sequence[str],
+    ) -> None:
         self.shown = ""
         self.num_tokens = 0
-        self._detokenizer = Detokenizer(tokenizer)
+        self._ends = ends
+        self._detokenizer = Detokenizer(tokenizer, after=prompt)
         self._stop = StopStrings(stop)
 
     @property
@@ -31,6 +38,7 @@ class StoppedText:
         """Adds an update that came before the stop string; returns whether it is there now."""
         if update.token_id is not None:
             self.num_tokens += 1
+        if update.token_id is not None and update.token_id not in self._ends:
             self.shown += self._stop.push(self._detokenizer.push(update.token_id))
         if update.finish_reason is not None:
             self.shown += self._stop.push(self._detokenizer.finish()) + self._stop.finish()
@@ -41,10 +49,16 @@ class StoppedTexts(dict[int, StoppedText]):
     """Texts of a request with stop strings, by sequence index."""
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str], on_stop: Callable[[int], None]
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        ends: Collection[int],
+        stop: Sequence[str],
+        on_stop: Callable[[int], None],
     ) -> None:
-        """`on_stop` is called with a sequence's index once its text has a stop string."""
-        self._new = partial(StoppedText, tokenizer, stop)
+        """The texts continue that of `prompt`, without the tokens of `ends`. `on_stop` is called
+        with a sequence's index once its text has a stop string."""
+        self._new = partial(StoppedText, tokenizer, prompt, ends, stop)
         self._on_stop = on_stop
 
     def push(self, update: SequenceUpdate) -> None:

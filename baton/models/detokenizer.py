@@ -52,14 +52,23 @@ class Detokenizer:
     A token is decoded together with the ones before it, because the text of a token can depend on
     its neighbours; only the text that is new and complete is returned. The cost of a token does not
     grow with the length of the sequence, also of one whose bytes are no characters.
+
+    Args:
+        kept: special tokens that have a text, by token id.
+        after: tokens whose text the sequence continues: some decoders drop a space at the beginning
+            of a text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, kept: Mapping[int, str] = _NONE) -> None:
-        """Takes the special tokens that have a text, by token id."""
+    def __init__(
+        self, tokenizer: Tokenizer, kept: Mapping[int, str] = _NONE, after: Sequence[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
         self._kept = kept
         self._lone = _lone_texts(tokenizer)
-        self._context: list[int] = []  # tokens shown last, on which the text of the next may depend
+        # Tokens shown last, on which the text of the next may depend.
+        self._context = [t for t in after[-_MAX_PENDING:] if t not in self._lone.skipped]
+        if self._context and self._decode(self._context).endswith(_INCOMPLETE):
+            self._context = []
         self._pending: list[int] = []  # tokens whose text is not shown yet
 
     def push(self, token_id: int) -> str:
@@ -104,6 +113,12 @@ class Detokenizer:
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
+def text_after(tokenizer: Tokenizer, before: Sequence[int], token_ids: Sequence[int]) -> str:
+    """Returns the text that tokens add to that of the tokens before them."""
+    detokenizer = Detokenizer(tokenizer, after=before)
+    return "".join(map(detokenizer.push, token_ids)) + detokenizer.finish()
 
 
 class StopStrings:

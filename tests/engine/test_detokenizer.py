@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from baton.models import locate
-from baton.models.detokenizer import Detokenizer, StopStrings
+from baton.models.detokenizer import Detokenizer, StopStrings, text_after
 
 
 @cache
@@ -204,3 +204,12 @@ def test_stop_strings_hold_back_only_possible_prefix(stop, pieces):
         held = text.removeprefix(out)
         assert text.startswith(out)
         assert not held or any(s.startswith(held) for s in stop)
+
+
+@given(before=st.text("ab 世", max_size=6), text=st.text("ab 世", max_size=9))
+def test_text_continues_that_of_the_tokens_before(before, text):
+    """Decoders as of Llama 2 drop a space at the beginning of a text."""
+    tokenizer = byte_fallback()
+    first, then = (tokenizer.encode(part, add_special_tokens=False).ids for part in (before, text))
+    whole, beginning = tokenizer.decode([*first, *then]), tokenizer.decode(first)
+    assert beginning + text_after(tokenizer, first, then) == whole

@@ -55,6 +55,7 @@ class Request:
         encoder_inputs: the prompt's images, in the order of their spans.
         is_clamped: its `max_tokens` are what the prompt leaves of the model's length, fewer than
             its client asked for.
+        continues_text: its output continues the prompt's text, in place of answering it.
         prompt: the tokens with their chain hashes.
     """
 
@@ -69,6 +70,7 @@ class Request:
     model: str = ""
     encoder_inputs: tuple[EncoderInput, ...] = ()
     is_clamped: bool = False
+    continues_text: bool = False
     prompt: Prompt = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

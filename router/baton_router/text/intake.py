@@ -132,6 +132,7 @@ class Intake:
             # The time of a request must not reveal which images other tenants have sent.
             encoder_inputs=tuple(each.salted(tenant.salt) for each in prompt.encoder_inputs),
             is_clamped=is_clamped,
+            continues_text=call.kind != "chat" or prompt.continues_answer,
         )
 
     async def tokenize(

@@ -1,10 +1,12 @@
 """Fields of completions and chat completions that other servers take, too."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+from tokenizers import AddedToken
 
 from baton.v1 import inference_pb2, sampling_pb2
 from baton.v1 import prefill_pb2 as pb
@@ -13,10 +15,13 @@ from baton_router.apis.edge.body.other_servers import OTHER_FIELDS
 from baton_router.apis.openai.schemas import ChatRequest, CompletionRequest
 from baton_router.apis.responses.schemas import ResponsesRequest
 from baton_router.text.model_card import ModelCard
-from tests.support.router.front import front_of
+from tests.support.router.front import card, front_of
 from tests.support.router.scripted import READY, RELEASED, decode, finished, first, prefill, tokens
+from tests.support.router.tokenizers import bytes_like, metaspace
 from tests.support.router.written import THOUGHT, ids_of, writing
 
+# Of `ending`.
+STOP_TOKEN_ID = bytes_like().get_vocab_size() + 1
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 ROUTES: dict[str, dict[str, Any]] = {
     "completions": {"prompt": "x", "max_tokens": 2},
@@ -266,3 +271,35 @@ async def test_echo_of_no_tokens_is_the_prompt_alone(logprobs):
     assert answer["usage"]["completion_tokens"] == 0
     if logprobs is not None:
         assert choice["logprobs"]["token_logprobs"] == [None, -0.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"), [([], "hello world world"), ([" world"], "hello"), (["rld "], "hello wo")]
+)
+async def test_completion_continues_the_text_of_its_prompt(stop, text):
+    """Decoders as of Llama 2 drop a space at the beginning of a text."""
+    asked = {"prompt": "hello", "echo": True, "stop": stop, "max_tokens": 50}
+    async with front_of(*writing("world world", model=metaspace()), model=metaspace()) as front:
+        answer = await front.post("/v1/completions", json=asked)
+        chat = await front.post("/v1/chat/completions", json={"messages": MESSAGES})
+    assert answer.json()["choices"][0]["text"] == text
+    assert chat.json()["choices"][0]["message"]["content"] == "world world"
+
+
+def ending() -> ModelCard:
+    """A model whose end of an answer, and another token, are not marked as special."""
+    tokenizer = bytes_like()
+    tokenizer.add_tokens([AddedToken("<end>"), AddedToken("<stop>")])
+    ends = frozenset([tokenizer.token_to_id("<end>")])
+    return replace(card(), tokenizer=tokenizer, eos_token_ids=ends)
+
+
+@pytest.mark.parametrize("asked", [{}, {"stop": ["z"]}, {"stop_token_ids": [STOP_TOKEN_ID]}])
+async def test_token_that_ended_an_answer_is_not_shown(asked):
+    """Though the tokenizer does not mark it as special."""
+    model, written = ending(), "hi<stop>" if "stop_token_ids" in asked else "hi<end>"
+    async with front_of(*writing(written, model=model), model=model) as front:
+        answer = await front.post("/v1/completions", json={"prompt": "a", **asked})
+        ignored = await front.post("/v1/completions", json={"prompt": "a", "ignore_eos": True})
+    assert answer.json()["choices"][0]["text"] == "hi"
+    assert ignored.json()["choices"][0]["text"] == written

@@ -58,8 +58,11 @@ class Answer:
         self._request = request
         self._eos_token_ids = frozenset() if params.ignore_eos else card.eos_token_ids
         self._account = Account(Timings(arrived), len(request.token_ids))
+        ends = self._eos_token_ids.union(params.stop_token_ids)
+        after = request.token_ids if request.continues_text else ()
         self._outputs = [
-            Output(card.tokenizer, params.stop, request.parsing) for _ in range(params.n)
+            Output(card.tokenizer, params.stop, ends, request.parsing, after)
+            for _ in range(params.n)
         ]
         self._told_endings = _endings_of(request.received_endings)
         self._endings: dict[int, Ending] = {}

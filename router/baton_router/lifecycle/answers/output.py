@@ -3,7 +3,7 @@
 Knows nothing of workers or messages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tokenizers import Tokenizer
 
@@ -17,19 +17,30 @@ from baton_router.lifecycle.answers.reorder_buffer import ReorderBuffer
 class Output:
     """Output of one sequence, whose tokens may arrive in any order.
 
+    Args:
+        ends: tokens that end it, which are not shown as text.
+        parsing: None: there are no parts.
+        after: tokens whose text it continues; empty: it begins one.
+
     Attributes:
         has_ended: no token follows those that are known: a worker reported the end, or a stop
             string was found.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str], parsing: RequestParsing | None = None
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str],
+        ends: Collection[int] = (),
+        parsing: RequestParsing | None = None,
+        after: Sequence[int] = (),
     ) -> None:
-        """`parsing` None: there are no parts."""
         self.has_ended = False
         self._is_plain = not stop and parsing is None
         self._assembly = ReorderBuffer()
-        self._detokenizer = Detokenizer(tokenizer, {} if parsing is None else parsing.kept_tokens)
+        kept = {} if parsing is None else parsing.kept_tokens
+        self._ends = frozenset(ends) - kept.keys()
+        self._detokenizer = Detokenizer(tokenizer, kept, after)
         self._stop = StopStrings(stop)
         self._parser = None if parsing is None else parsing.parser()
 
@@ -54,14 +65,18 @@ class Output:
         the text. Raises `UnavailableError` as `ReorderBuffer.accept`."""
         delta.tokens = tokens = self._assembly.accept(delta.tokens)
         if self._is_plain:
-            delta.text = "".join(map(self._detokenizer.push, tokens.token_ids))
+            shown = tokens.token_ids
+            if shown and shown[-1] in self._ends:
+                shown = shown[:-1]
+            delta.text = "".join(map(self._detokenizer.push, shown))
             return
         text, parts, parser = "", list[Part](), self._parser
         for index, token_id in enumerate(tokens.token_ids):
             if self._stop.matched is not None:
                 delta.tokens = tokens.part(0, index)
                 break
-            new = self._stop.push(self._detokenizer.push(token_id))
+            is_end = token_id in self._ends
+            new = "" if is_end else self._stop.push(self._detokenizer.push(token_id))
             text += new
             # Token by token, so that parts do not depend on how tokens arrive: a client that
             # resumes has received all that are made of its tokens.
