@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from baton.cli.local.local_cluster import LocalCluster
@@ -215,7 +216,12 @@ async def test_lm_eval_scores_likelihoods_and_text(served):
     scores = await said(served, "lm_eval", "text", served.model)
     assert scores["accuracy"] == 1.0
     assert scores["num_samples"] == {"choices": 2, "written": 2}
-    assert all(scores["written"])
+    assert len(scores["written"]) == 2
+    async with httpx.AsyncClient(base_url=str(served.http_address)) as client:
+        for prompt, text in scores["written"].items():
+            asked = {"prompt": prompt, "stop": ["."], "max_tokens": 12, "temperature": 0}
+            answer = await client.post("/v1/completions", json=asked, timeout=30.0)
+            assert text == answer.json()["choices"][0]["text"]
 
 
 @pytest.mark.nightly

@@ -65,7 +65,7 @@ class Task:
         return {
             "accuracy": results["results"]["choices"]["acc,none"],
             "num_samples": {task: len(s) for task, s in results["samples"].items()},
-            "written": [sample["resps"][0][0] for sample in written],
+            "written": {s["doc"]["question"]: s["resps"][0][0] for s in written},
         }
 
 
