@@ -144,8 +144,10 @@ class Conversation:
         priority: int = 0,
         tools: Sequence[Tool] = (),
         images: Sequence[Image | Clip] = (),
+        model: str = "",
     ) -> None:
         self._client = client
+        self._model = model
         self._params = params
         self._priority = priority
         self._tools = tools
@@ -186,6 +188,7 @@ class Conversation:
             self._client.generate(
                 messages,
                 self._params,
+                model=self._model,
                 priority=self._priority,
                 parsing=parsing,
                 clamp_max_tokens=True,
@@ -215,17 +218,18 @@ def run(
     priority: int,
     tools: Sequence[Tool],
     images: Sequence[Image | Clip] = (),
+    model: str = "",
 ) -> None:
-    """Reads turns from stdin until it ends.
+    """Reads turns from stdin until it ends. `model`: name or alias; empty: the router's first.
 
     At a terminal a failed turn is printed and the conversation continues; otherwise it raises.
     """
-    model = client.get_model()
-    if not model.has_chat_template:
-        raise FailedPreconditionError(f"{model.name} has no chat template; use `baton generate`")
-    conversation = Conversation(client, params, system, priority, tools, images)
+    served = client.get_model(model)
+    if not served.has_chat_template:
+        raise FailedPreconditionError(f"{served.name} has no chat template; use `baton generate`")
+    conversation = Conversation(client, params, system, priority, tools, images, model)
     if sys.stdin.isatty():
-        _talk(conversation, model.name)
+        _talk(conversation, served.name)
     else:
         for line in sys.stdin:
             if line.strip():

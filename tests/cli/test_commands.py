@@ -42,6 +42,15 @@ def test_generate_streams_the_text_of_the_client(cluster: LocalCluster) -> None:
     assert result.stderr == ""
 
 
+@pytest.mark.parametrize("command", [("generate", PROMPT), ("chat",)])
+def test_commands_ask_the_model_that_they_are_told(cluster: LocalCluster, command) -> None:
+    served = invoke(cluster, *command, "--max-tokens", "12", "--model", "tiny", stdin=PROMPT)
+    assert served.exit_code == 0, served.stderr
+    unknown = invoke(cluster, *command, "--model", "coder", stdin=PROMPT)
+    assert unknown.exit_code != 0
+    assert "model is 'coder'; expected" in unknown.stderr
+
+
 def test_generate_reads_stdin_and_prints_stats(cluster: LocalCluster) -> None:
     result = invoke(cluster, "generate", "-", "--max-tokens", "12", "--stats", stdin=PROMPT)
     assert result.stdout.rstrip("\n") == expected(cluster, 12).rstrip("\n")

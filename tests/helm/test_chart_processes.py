@@ -55,6 +55,12 @@ KINDS = ("startup", "readiness", "liveness")
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
+def cores(quantity) -> int:
+    """Returns a quantity of CPUs as Kubernetes tells a container: rounded up."""
+    text = str(quantity)
+    return math.ceil(float(text.removesuffix("m")) / (1000 if text.endswith("m") else 1))
+
+
 class Pod:
     """One pod of a workload, as a process: its container's command with its variables, but that it
     listens on loopback, on ports and in folders of the test's."""
@@ -71,11 +77,11 @@ class Pod:
         self.process: subprocess.Popen[bytes] | None = None
 
     def _variables(self, variables, redis_url):
-        limits = self.container["resources"]["limits"]
+        requests = self.container["resources"]["requests"]
         facts = {
             "status.podIP": HOST,
             "metadata.name": self._command[-1],
-            "limits.cpu": str(math.ceil(float(limits.get("cpu", 1)))),
+            "requests.cpu": str(cores(requests["cpu"])),
         }
         values: dict[str, str] = {}
         for name, variable in variables.items():

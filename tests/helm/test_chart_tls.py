@@ -5,6 +5,7 @@ import pytest
 from baton.serving.grpc.access import ROUTER_NAME, WORKER_NAME, Identity, identity_in
 from baton.serving.network_topology import CLUSTER, WORKERS
 from tests.support.rendered_chart import (
+    IMAGES,
     NAMESPACE,
     chart,
     component,
@@ -99,7 +100,8 @@ def test_processes_are_set_insecure_without_tls():
 
 def test_notes_name_ports_and_tls_variables_of_commands():
     def notes(**values):
-        return chart().render(values, name="demo", namespace=NAMESPACE)["baton/templates/NOTES.txt"]
+        files = chart().render({**IMAGES, **values}, name="demo", namespace=NAMESPACE)
+        return files["baton/templates/NOTES.txt"]
 
     assert "BATON_TLS" not in notes()
     assert "deployment/demo-baton-router 50051 50053" in notes()

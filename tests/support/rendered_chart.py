@@ -65,6 +65,9 @@ podLabels: { team: llm }
 podAnnotations: { example/note: "yes" }
 """
 
+# Which no release does without, and no preset has.
+IMAGES: Object = {"image": {"registry": "registry.example"}}
+
 PRESETS = ("values", *sorted(path.stem for path in CHART.glob("values-*.yaml")), EVERYTHING)
 # What every release deploys; encode workers only where it is told to.
 WORKERS = ("prefill", "decode")
@@ -80,12 +83,12 @@ def chart() -> helm.Chart:
 
 
 def values_of(preset: str) -> Object:
-    """Returns the values that a preset sets on top of `values.yaml`."""
+    """Returns the values that a preset sets on top of `values.yaml`, with images."""
     if preset == "values":
-        return {}
+        return IMAGES
     text = _EVERYTHING if preset == EVERYTHING else (CHART / f"{preset}.yaml").read_text()
     (values,) = documents(text)
-    return dict(values)
+    return {**IMAGES, **values}
 
 
 def documents(text: str) -> list[Any]:
@@ -106,7 +109,7 @@ def merged(values: Object) -> Object:
 
 
 def render(values: Object, release: str = "demo") -> list[Object]:
-    """Every object of a release, but for those of `helm test`."""
+    """Every object of a release, but for those of `helm test`; of `IMAGES`, if values name none."""
     return [found for path, found in _rendered(values, release) if "/tests/" not in path]
 
 
@@ -116,7 +119,7 @@ def render_tests(values: Object) -> list[Object]:
 
 
 def _rendered(values: Object, release: str = "demo") -> Iterator[tuple[str, Object]]:
-    files = chart().render(values, name=release, namespace=NAMESPACE)
+    files = chart().render({**IMAGES, **values}, name=release, namespace=NAMESPACE)
     for path, text in files.items():
         if not path.endswith(".txt"):
             yield from ((path, found) for found in documents(text) if found is not None)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from baton.cli.command import command
-from baton.cli.options.common import DEFAULT_ADDRESS, Address, Json, Timeout, Token
+from baton.cli.options.common import DEFAULT_ADDRESS, Address, Json, ServedModel, Timeout, Token
 from baton.cli.options.sampling import GroupedCommand, SamplingOptions, takes_sampling
 from baton.cli.options.tls import TlsOptions, takes_tls
 
@@ -22,6 +22,7 @@ def generate(
     tls: TlsOptions,
     address: Address = DEFAULT_ADDRESS,
     token: Token = "",
+    model: ServedModel = "",
     stats: Annotated[
         bool, typer.Option("--stats", help="Print usage and timings on stderr.")
     ] = False,
@@ -45,7 +46,7 @@ def generate(
         impl.check_printable(params)
     text = sys.stdin.read() if prompt == "-" else prompt
     with session(address, timeout, token, tls.tls()) as client:
-        generation = client.generate(text, params, priority=sampling.priority)
+        generation = client.generate(text, params, model=model, priority=sampling.priority)
         if json:
             print(impl.as_json(generation, params))
             return
@@ -68,6 +69,7 @@ def chat(
     tls: TlsOptions,
     address: Address = DEFAULT_ADDRESS,
     token: Token = "",
+    model: ServedModel = "",
     system: Annotated[str, typer.Option(help="System message.")] = "",
     tools: Annotated[
         Path | None,
@@ -115,4 +117,4 @@ def chat(
     images, clips = map(impl.read_image, image or ()), map(impl.read_clip, clip or ())
     params = sampling.params()
     with session(address, timeout, token, tls.tls()) as client:
-        impl.run(client, params, system, sampling.priority, given, [*images, *clips])
+        impl.run(client, params, system, sampling.priority, given, [*images, *clips], model)

@@ -27,6 +27,14 @@ Token: TypeAlias = Annotated[
         help="Bearer token of the tenant; safer in the variable, which other users cannot see.",
     ),
 ]
+ServedModel: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        show_default=False,
+        help="Model that answers, of a router that serves several. Unset: its first.",
+    ),
+]
 Timeout: TypeAlias = Annotated[
     float, typer.Option(min=0.0, help="Timeout of the whole call, in seconds.")
 ]

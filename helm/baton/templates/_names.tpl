@@ -42,6 +42,35 @@ labels:
 prefill decode
 {{- end -}}
 
+{{- /* Pods of a Deployment, empty where the field is to be absent; takes "pool", its values, as well. An
+autoscaler's number stays: without the field, Kubernetes would scale to one pod as soon as autoscaling
+is turned on. `helm template` finds no Deployment, and names no number: tools that apply its output again
+and again would undo the autoscaler's. */}}
+{{- define "baton.replicas" -}}
+{{- if not .pool.autoscaling.enabled -}}
+{{- .pool.replicas -}}
+{{- else -}}
+{{- with lookup "apps/v1" "Deployment" .root.Release.Namespace (include "baton.name" .) -}}
+{{- /* At 0 an autoscaler is off. */ -}}
+{{- .spec.replicas | int | default ($.pool.autoscaling.minReplicas | int) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Routers that serve this release's workers, perhaps those of another release. Both take the root. */}}
+{{- define "baton.routers" -}}
+{{- $root := . -}}
+{{- with .Values.router.release -}}
+{{- $root = dict "Release" (dict "Name" .) "Values" (dict "fullnameOverride" "") -}}
+{{- end -}}
+{{- include "baton.name" (dict "root" $root "component" "router") -}}
+{{- end -}}
+
+{{- define "baton.routerLabels" -}}
+{{- $release := dict "Name" (.Values.router.release | default .Release.Name) -}}
+{{- include "baton.selectorLabels" (dict "root" (dict "Release" $release) "component" "router") -}}
+{{- end -}}
+
 {{- /* Seconds within which every worker must be ready; takes the root. */}}
 {{- define "baton.workerStartupSeconds" -}}
 {{- $seconds := 0 -}}

@@ -85,7 +85,7 @@ podAntiAffinity:
 {{- end }}
 {{- end }}
 - name: BATON_HOST
-  value: 0.0.0.0
+  value: {{ ternary "::" "0.0.0.0" (eq $values.ipFamily "IPv6") | quote }}
 {{- include "baton.tlsEnv" . }}
 - name: BATON_ADVERTISE_HOST
   value: $(POD_IP)

@@ -65,6 +65,12 @@ redis://{{ include "baton.name" (dict "root" . "component" "redis") }}:6379/0
 {{- toJson $here -}}
 {{- end -}}
 
+{{- define "baton.checkImages" -}}
+{{- if not (or .Values.image.registry (eq .Values.image.pullPolicy "Never")) -}}
+{{- fail "image.registry: is empty; expected the registry that has baton-router and baton-worker, such as ghcr.io/example. Set it, or image.pullPolicy: Never where the images are loaded into the nodes" -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "baton.checkPorts" -}}
 {{- $taken := dict -}}
 {{- range $name := list "grpc" "http" "metrics" "kv" "admin" -}}
