@@ -9,10 +9,12 @@ Process = Literal["router", "encode", "prefill", "decode", "endpoint-picker"]
 Port = Literal["grpc", "kv", "http", "metrics", "admin"]
 """Port by its traffic; see `PORTS`."""
 
-Outside = Literal["client", "operator", "scraper", "redis", "collector", "hub", "dns", "endpoint"]
+Outside = Literal[
+    "client", "operator", "scraper", "redis", "collector", "hub", "images", "dns", "endpoint"
+]
 """Peers that are not Baton processes: clients, operators, the metrics scraper, Redis, the trace
-collector, the hub that checkpoints come from, DNS, and the model servers of others, which are the
-endpoints of an endpoint picker."""
+collector, the hub that checkpoints come from, the hosts of images that requests name by URL, DNS,
+and the model servers of others, which are the endpoints of an endpoint picker."""
 
 WORKERS: tuple[Process, ...] = ("encode", "prefill", "decode")
 CLUSTER: tuple[Process, ...] = ("router", *WORKERS)
@@ -69,5 +71,6 @@ CONNECTIONS: tuple[Connection, ...] = (
     *(Connection(process, "redis", None, "the registry and KV events") for process in CLUSTER),
     *(Connection(process, "collector", None, "traces, if any") for process in PROCESSES),
     *(Connection(process, "hub", None, "a checkpoint, if it is a hub id") for process in PROCESSES),
+    Connection("router", "images", None, "images by URL, if --images-url-hosts names any"),
     *(Connection(process, "dns", None, "where those are") for process in PROCESSES),
 )

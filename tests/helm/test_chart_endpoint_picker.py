@@ -31,7 +31,9 @@ def test_chart_makes_no_endpoint_picker_by_default():
 
 
 def test_endpoint_picker_gets_its_settings_and_no_redis(picker, monkeypatch):
-    command, picks, *flags = container_of(picker)["command"]
+    # Not a command, which would replace the init of the image.
+    assert "command" not in container_of(picker)
+    command, picks, *flags = container_of(picker)["args"]
     assert (command, picks) == ("baton", "picker")
     told = env_of(picker)
     assert not {"BATON_REDIS_URL", "REDIS_PASSWORD"} & told.keys()

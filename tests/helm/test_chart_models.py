@@ -10,13 +10,16 @@ from baton.settings.loading import load
 from baton_decode_worker.settings import DecodeSettings
 from baton_router.settings import RouterSettings
 from tests.support.rendered_chart import (
+    NAMESPACE,
     WORKERS,
     component,
     env_of,
     labels_of_pods,
+    notes,
     of_kind,
     pod_of,
     render,
+    render_tests,
     selects,
     workloads,
 )
@@ -25,16 +28,17 @@ from tests.support.repository import ROOT
 GUIDE = ROOT / "docs" / "guides" / "several-models.md"
 
 
-def releases() -> dict[str, list[Any]]:
-    """The objects of the releases that the guide describes, by their names."""
+def values_of_guide() -> dict[str, Any]:
+    """Returns the values of the releases that the guide describes, by their names."""
     text = GUIDE.read_text(encoding="utf-8")
-    files = dict(re.findall(r"```yaml\n# (\w+)\.yaml\n(.*?)```", text, re.DOTALL))
-    return {name: render(yaml.safe_load(values), name) for name, values in files.items()}
+    files = re.findall(r"```yaml\n# (\w+)\.yaml\n(.*?)```", text, re.DOTALL)
+    return {name: yaml.safe_load(values) for name, values in files}
 
 
 @pytest.fixture(scope="module")
 def both() -> dict[str, list[Any]]:
-    return releases()
+    """The objects of these releases."""
+    return {name: render(values, name) for name, values in values_of_guide().items()}
 
 
 def model_of(objects: list[Any], process: str, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -88,6 +92,21 @@ def test_workers_of_two_releases_reach_each_other_at_no_port(both):
         if component(policy) in WORKERS:
             peers = [peer for rule in policy["spec"]["ingress"] for peer in rule["from"]]
             assert not any("podSelector" in p and selects(p["podSelector"], other) for p in peers)
+
+
+def test_notes_and_helm_test_ask_routers_of_other_release(both):
+    routers = workloads(both["chat"])["router"]
+    address = f"{routers['metadata']['name']}.{NAMESPACE}.svc:50051"
+    pod, *policies = render_tests(values_of_guide()["coder"], "coder")
+    (container,) = pod["spec"]["containers"]
+    variables = {v["name"]: v["value"] for v in container["env"]}
+    assert (variables["BATON_ADDRESS"], variables["SERVED_MODEL"]) == (address, "coder")
+    (policy,) = policies
+    assert selects(policy["spec"]["podSelector"], labels_of_pods(routers))
+    said = notes(values_of_guide()["coder"], "coder")
+    assert f"port-forward deployment/{routers['metadata']['name']} " in said
+    assert "--model coder --address" in said
+    assert "coder-baton-router" not in said
 
 
 def test_aliases_of_chart_are_mounted_for_routers(both):

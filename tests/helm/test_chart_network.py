@@ -110,9 +110,12 @@ def wanted(edge: Connection, values) -> set[tuple[str, str, object]]:
         case "redis", _:
             return {(source, "redis", REDIS_PORT)}
         case "dns", _:
-            return {(source, "dns", 53)}
+            return {(source, "dns", port) for port in values["networkPolicy"]["dnsPorts"]}
         case "hub", _:
             return {(source, "anywhere", 443)} if values["model"]["source"] == "hub" else set()
+        case "images", _:
+            hosts = values["router"]["settings"].get("images_url_hosts")
+            return {(source, "anywhere", port) for port in (80, 443)} if hosts else set()
         case "endpoint", _:
             ports = values["endpointPicker"]["endpointPorts"]
             return {(source, "anywhere", port) for port in ports}
@@ -140,6 +143,32 @@ def test_network_policies_open_any_worker_port_only_for_nixl(connector, is_encry
     assert edges == needed(merged(given))
     is_any = ("decode", "prefill", ANY) in edges
     assert is_any == (connector == "nixl" or (connector == "auto" and not is_encrypted))
+
+
+def test_network_policies_let_out_what_settings_name():
+    given = {
+        "router": {"settings": {"images_url_hosts": "images.example"}},
+        "model": {"source": "hub", "name": "org/model"},
+        "networkPolicy": {"dnsPorts": [53, 5353]},
+    }
+    edges = Policies(render(given), merged(given)).edges()
+    assert edges == needed(merged(given))
+    assert {port for _, target, port in edges if target == "dns"} == {53, 5353}
+    out = {(source, port) for source, target, port in edges if target == "anywhere"}
+    assert out == {("router", 80), *((process, 443) for process in ("router", "prefill", "decode"))}
+
+
+def test_network_policies_let_all_processes_out_by_egress():
+    store = {
+        "to": [{"ipBlock": {"cidr": "10.2.0.0/16", "except": ["10.2.1.0/24"]}}],
+        "ports": [{"protocol": "TCP", "port": 9000}],
+    }
+    given = {"networkPolicy": {"egress": [store]}, "endpointPicker": {"enabled": True}}
+    rules = {component(p): p["spec"]["egress"] for p in of_kind(render(given), "NetworkPolicy")}
+    assert {process for process, egress in rules.items() if store in egress} == {
+        *("router", "prefill", "decode", "endpoint-picker")
+    }
+    assert rules["redis"] == []
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -74,7 +74,14 @@ def test_helm_test_is_restricted_and_only_let_in_by_hooks(name):
     assert pod["spec"]["automountServiceAccountToken"] is False
     objects = render(values_of(name))
     for found in (pod, *policies):
-        assert found["metadata"]["annotations"]["helm.sh/hook"] == "test"
+        annotations = found["metadata"]["annotations"]
+        assert annotations["helm.sh/hook"] == "test"
+        # Nothing stays: a policy would keep ports open for pods with the test's labels.
+        assert set(annotations["helm.sh/hook-delete-policy"].split(",")) == {
+            *("before-hook-creation", "hook-succeeded", "hook-failed")
+        }
+    # The log goes with the pod.
+    assert pod["metadata"]["annotations"]["helm.sh/hook-output-log-policy"] == "hook-failed"
     reached = {
         component: port["port"]
         for policy in policies

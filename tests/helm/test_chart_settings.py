@@ -1,5 +1,7 @@
 """Settings that the chart passes to processes, and the time limits it sets them."""
 
+import json
+
 import pytest
 import yaml
 
@@ -11,8 +13,10 @@ from baton_decode_worker.settings import DecodeSettings
 from baton_router.settings import RouterSettings
 from tests.support.cluster.prometheus import promtool
 from tests.support.rendered_chart import (
+    CHART,
     EVERYTHING,
     PRESETS,
+    ROOT,
     component,
     container_of,
     env_of,
@@ -169,6 +173,60 @@ def test_shared_memory_pools_fit_into_memory_of_pods(monkeypatch):
                 limit = resources["limits"]["memory"]
                 held = settings.kv_cache_bytes + settings.swap_bytes
                 assert int(limit.removesuffix("Gi")) * 2**30 >= held + 2**30
+
+
+@pytest.mark.parametrize(
+    "cpu",
+    [
+        {"requests": {"cpu": "500m"}, "limits": {"cpu": 2}},
+        {"requests": {"cpu": 2}, "limits": {"cpu": None}},
+        {"requests": {"cpu": None}, "limits": {"cpu": 2}},  # which Kubernetes takes for the request
+    ],
+    ids=["less than its limit", "no limit", "a limit alone"],
+)
+def test_threads_follow_the_request_of_cpus(cpu):
+    for objects in (render({"decode": {"resources": cpu}}), preset("values-cpu-demo")):
+        threads = env_of(workloads(objects)["decode"])["BATON_NUM_THREADS"]["valueFrom"]
+        wanted = {"containerName": "worker", "resource": "requests.cpu"}
+        assert threads == {"resourceFieldRef": wanted}
+
+
+def test_threads_are_left_to_worker_without_cpus_or_by_setting():
+    none = {"resources": {"requests": {"cpu": None}, "limits": {"cpu": None}}}
+    variables = env_of(workloads(render({"decode": none}))["decode"])
+    assert "BATON_NUM_THREADS" not in variables
+    variables = env_of(workloads(render({"decode": {"settings": {"num_threads": 3}}}))["decode"])
+    assert variables["BATON_NUM_THREADS"] == {"name": "BATON_NUM_THREADS", "value": "3"}
+
+
+@pytest.mark.parametrize(("family", "host"), [("IPv4", "0.0.0.0"), ("IPv6", "::")])
+def test_processes_listen_on_addresses_of_ip_family(family, host):
+    objects = render({"ipFamily": family, "encode": {"replicas": 1}})
+    for process, workload in processes(objects).items():
+        assert env_of(workload)["BATON_HOST"]["value"] == host, process
+
+
+def test_probes_survive_a_node_without_a_free_core():
+    """Redis as the others: the kubelet's own limits are 1 s and 3 tries."""
+    for process, workload in workloads(preset(EVERYTHING)).items():
+        liveness = container_of(workload)["livenessProbe"]
+        assert (liveness["timeoutSeconds"], liveness["failureThreshold"]) == (5, 6), process
+        assert container_of(workload)["readinessProbe"]["timeoutSeconds"] == 5, process
+
+
+def test_chart_takes_every_shipped_model():
+    shipped = {path.parent.name for path in (ROOT / "baton" / "models").glob("*/config.json")}
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    (names,) = (
+        rule["then"]["properties"]["name"]["enum"]
+        for rule in schema["properties"]["model"]["allOf"]
+        if rule["if"]["properties"]["source"]["const"] == "shipped"
+    )
+    assert set(names) == shipped
+    for name in names:
+        values = {"model": {"name": name}, "encode": {"replicas": 1}}
+        for workload in processes(render(values)).values():
+            assert env_of(workload)["BATON_MODEL"]["value"] == name
 
 
 def test_memory_limits_tell_decimal_from_binary_quantities():

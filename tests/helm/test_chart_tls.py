@@ -5,12 +5,11 @@ import pytest
 from baton.serving.grpc.access import ROUTER_NAME, WORKER_NAME, Identity, identity_in
 from baton.serving.network_topology import CLUSTER, WORKERS
 from tests.support.rendered_chart import (
-    IMAGES,
     NAMESPACE,
-    chart,
     component,
     container_of,
     env_of,
+    notes,
     of_kind,
     pod_of,
     processes,
@@ -99,21 +98,16 @@ def test_processes_are_set_insecure_without_tls():
 
 
 def test_notes_name_ports_and_tls_variables_of_commands():
-    def notes(**values):
-        files = chart().render({**IMAGES, **values}, name="demo", namespace=NAMESPACE)
-        return files["baton/templates/NOTES.txt"]
-
-    assert "BATON_TLS" not in notes()
-    assert "deployment/demo-baton-router 50051 50053" in notes()
-    assert "127.0.0.1:50051" in notes()
-    assert "--admin 127.0.0.1:50053" in notes()
-    said = notes(tls=ISSUED)
+    assert "BATON_TLS" not in notes({})
+    assert "deployment/demo-baton-router 50051 50053" in notes({})
+    assert "127.0.0.1:50051" in notes({})
+    assert "--admin 127.0.0.1:50053" in notes({})
+    said = notes({"tls": ISSUED})
     # Which the router's certificate is for, as it is not for an address.
     assert "127.0.0.1" not in said
     assert "localhost:50051" in said
     for name in ("BATON_TLS_CA", "BATON_TLS_CERT", "BATON_TLS_KEY"):
         assert name in said
     assert "BATON_TOKEN" not in said
-    assert "BATON_TOKEN" in notes(
-        tls={**ISSUED, "clientAuth": "token"}, router={"tenantsSecret": "tenants"}
-    )
+    token = {"tls": {**ISSUED, "clientAuth": "token"}, "router": {"tenantsSecret": "tenants"}}
+    assert "BATON_TOKEN" in notes(token)

@@ -113,16 +113,24 @@ def render(values: Object, release: str = "demo") -> list[Object]:
     return [found for path, found in _rendered(values, release) if "/tests/" not in path]
 
 
-def render_tests(values: Object) -> list[Object]:
+def render_tests(values: Object, release: str = "demo") -> list[Object]:
     """The objects that `helm test` applies."""
-    return [found for path, found in _rendered(values) if "/tests/" in path]
+    return [found for path, found in _rendered(values, release) if "/tests/" in path]
+
+
+def notes(values: Object, release: str = "demo") -> str:
+    """What Helm prints after an installation."""
+    return _files(values, release)["baton/templates/NOTES.txt"]
 
 
 def _rendered(values: Object, release: str = "demo") -> Iterator[tuple[str, Object]]:
-    files = chart().render({**IMAGES, **values}, name=release, namespace=NAMESPACE)
-    for path, text in files.items():
+    for path, text in _files(values, release).items():
         if not path.endswith(".txt"):
             yield from ((path, found) for found in documents(text) if found is not None)
+
+
+def _files(values: Object, release: str) -> dict[str, str]:
+    return chart().render({**IMAGES, **values}, name=release, namespace=NAMESPACE)
 
 
 @cache
