@@ -7,14 +7,18 @@ import pytest
 import yaml
 
 from tests.helm.test_chart_refusals import REFUSED_BY_API_SERVER
+from tests.support.cluster.fake_api_server import api_server
 from tests.support.kube_tools import WHEELS, tool
 from tests.support.rendered_chart import (
     CHART,
     EVERYTHING,
+    IMAGES,
     NAMESPACE,
     PRESETS,
+    component,
     of_kind,
     preset,
+    render,
     render_tests,
     values_of,
 )
@@ -46,13 +50,13 @@ def run(major, name, *arguments, values=None, stdin=None):
     )
 
 
-def run_template(major, values):
-    arguments = ("template", "demo", CHART, "-n", NAMESPACE, *KUBERNETES)
-    return run(major, "helm", *arguments, values=values)
+def run_template(major, values, *options):
+    arguments = ("template", "demo", CHART, "-n", NAMESPACE, *KUBERNETES, *options)
+    return run(major, "helm", *arguments, values={**IMAGES, **values})
 
 
-def template(major, values):
-    done = run_template(major, values)
+def template(major, values, *options):
+    done = run_template(major, values, *options)
     assert done.returncode == 0, done.stderr
     return [found for found in yaml.safe_load_all(done.stdout) if found is not None]
 
@@ -82,6 +86,31 @@ def test_helm_refuses_what_api_server_would(major):
         assert done.returncode != 0, case
         assert "Error: " in done.stderr
         assert "kubeVersion" not in done.stderr
+
+
+@pytest.mark.parametrize("major", WHEELS)
+def test_autoscaling_keeps_number_of_pods_that_cluster_has(major, tmp_path):
+    scaling = {"autoscaling": {"enabled": True, "minReplicas": 2}}
+    values = {
+        **{role: scaling for role in ("router", "prefill", "decode")},
+        "encode": {"autoscaling": {"enabled": True, "minReplicas": 0}},
+        "autoscaling": {"prometheus": "http://prometheus:9090"},
+    }
+    # None of prefill; at 0 an autoscaler is off, but one of KEDA's that may scale to 0.
+    numbers = {"router": 4, "decode": 0, "encode": 0}
+    rendered = (*render(values), *render_tests(values))
+    present = [d for d in of_kind(rendered, "Deployment") if component(d) in numbers]
+    owner = {"meta.helm.sh/release-name": "demo", "meta.helm.sh/release-namespace": NAMESPACE}
+    for deployment in present:
+        deployment["metadata"]["annotations"] = owner
+        deployment["spec"]["replicas"] = numbers[component(deployment)]
+    kinds = {(found["apiVersion"], found["kind"]) for found in rendered}
+    with api_server(tmp_path, kinds, present) as config:
+        options = ("--dry-run=server", "--kubeconfig", config, "--disable-openapi-validation")
+        deployments = of_kind(template(major, values, *options), "Deployment")
+    assert {component(found): found["spec"].get("replicas") for found in deployments} == {
+        **{"router": 4, "prefill": None, "decode": 2, "encode": 0}
+    }
 
 
 @pytest.mark.parametrize("major", WHEELS)
