@@ -26,7 +26,8 @@ from tests.support.rendered_chart import (
     values_of,
 )
 
-NEWEST = sorted(set(all_versions()), key=Version)[-3:]
+OLDEST = Version("1.34")
+VERSIONS = sorted((v for v in set(all_versions()) if Version(v) >= OLDEST), key=Version)
 SCHEMAS = {
     path.stem: json.loads(path.read_text())
     for path in (ROOT / "tests" / "helm" / "schemas").glob("*.json")
@@ -39,7 +40,7 @@ def validate(text: str, version: str) -> None:
     kubernetes_validate.validate(json.loads(text), version, strict=True)
 
 
-@pytest.mark.parametrize("version", NEWEST)
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", PRESETS)
 def test_chart_objects_fit_kubernetes_schemas(name, version):
     for found in (*preset(name), *render_tests(values_of(name))):
@@ -50,7 +51,7 @@ def test_chart_objects_fit_kubernetes_schemas(name, version):
 def test_kubernetes_schema_refuses_unknown_field():
     (account, *_) = (found for found in preset("values") if found["kind"] == "ServiceAccount")
     with pytest.raises(kubernetes_validate.ValidationError):
-        validate(json.dumps({**account, "automountServiceAccountTokens": False}), NEWEST[0])
+        validate(json.dumps({**account, "automountServiceAccountTokens": False}), VERSIONS[0])
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -67,7 +68,7 @@ def test_presets_render_every_optional_kind():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_helm_lint_reports_only_missing_icon(name):
-    for version in NEWEST:
+    for version in VERSIONS:
         report = helm.lint(
             CHART, values_of(name), strict=True, namespace=NAMESPACE, kube_version=f"v{version}"
         )

@@ -131,6 +131,72 @@ REFUSED_BY_API_SERVER = {
         {"prefill": {"resources": {"requests": {"memory": "4Gi"}, "limits": {"memory": "4G"}}}},
         r"prefill\.resources\.limits\.memory: is 4G; expected no less than the request, 4Gi",
     ),
+    "a device that is shared": (
+        {"router": {"resources": {"requests": {"example.com/a": 1}}}},
+        r"router\.resources\.requests\.example\.com/a: is 1; expected the limit, none",
+    ),
+    "an annotation's key that is none": ({"podAnnotations": {"a b": "x"}}, "/podAnnotations"),
+    "a node's label that is none": (
+        {"decode": {"nodeSelector": {"a b": "x"}}},
+        "/decode/nodeSelector",
+    ),
+    "a node's label of two words": (
+        {"decode": {"nodeSelector": {"a": "x y"}}},
+        "/decode/nodeSelector",
+    ),
+    "an unknown resource": (
+        {"prefill": {"resources": {"limits": {"nosuch": 1}}}},
+        "/prefill/resources",
+    ),
+    "a GPU without a domain": ({"decode": {"gpuResource": "gpu"}}, "/decode/gpuResource"),
+    "a network without its length": (
+        {"networkPolicy": {"clients": [{"ipBlock": {"cidr": "10.0.0.0"}}]}},
+        "/networkPolicy/clients",
+    ),
+    "a selector of two words": (
+        {"networkPolicy": {"clients": [{"podSelector": {"matchLabels": {"a": "x y"}}}]}},
+        "/networkPolicy/clients",
+    ),
+    "an expression without values": (
+        {
+            "networkPolicy": {
+                "dns": [{"podSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}]
+            }
+        },
+        "/networkPolicy/dns",
+    ),
+    "a star within a host": (
+        {"ingress": {"http": {"enabled": True, "host": "*bad"}}, "router": {"http": True}},
+        "/ingress/http/host",
+    ),
+    "a host in capitals": (
+        {"ingress": {"http": {"enabled": True, "host": "Bad"}}, "router": {"http": True}},
+        "/ingress/http/host",
+    ),
+    "a taint that exists with a value": (
+        {"router": {"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}},
+        "/router/tolerations",
+    ),
+    "a taint's key that is none": (
+        {"router": {"tolerations": [{"key": "a b", "operator": "Exists"}]}},
+        "/router/tolerations",
+    ),
+    "a path that goes up": (
+        {"kv": {"socketDirectory": {"hostPath": "/var/../etc"}}},
+        "/kv/socketDirectory/hostPath",
+    ),
+    "more than all pods away": (
+        {"decode": {"rollout": {"maxUnavailable": "200%"}}},
+        "/decode/rollout/maxUnavailable",
+    ),
+    # These it admits, and the pods never start.
+    "a tag of two words": ({"image": {"registry": "a", "tag": "a b"}}, "/image/tag"),
+    "a registry as a URL": ({"image": {"registry": "https://a"}}, "/image/registry"),
+    "no registry": (
+        {"image": {"registry": ""}},
+        r"image\.registry: is empty; expected .*Set it, or image\.pullPolicy: Never",
+    ),
+    "an image in capitals": ({"redis": {"image": "Bad Image"}}, "/redis/image"),
 }
 
 
@@ -147,6 +213,9 @@ def test_chart_accepts_values_at_bounds_of_api_server():
     render({"decode": {**long, "rollout": {"maxSurge": 0, "maxUnavailable": "1%"}}, **SCALED})
     render({"decode": {"drainSeconds": 7200}, "podLabels": {"example.com/team": "llm"}})
     render({"router": {"resources": equal}})
+    render({"image": {"registry": "", "pullPolicy": "Never"}})
+    device = {"requests": {"example.com/a": 1}, "limits": {"example.com/a": 1}}
+    render({"router": {"resources": device}})
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -92,7 +92,7 @@ def test_helm_refuses_what_api_server_would(major):
 def test_autoscaling_keeps_number_of_pods_that_cluster_has(major, tmp_path):
     scaling = {"autoscaling": {"enabled": True, "minReplicas": 2}}
     values = {
-        **{role: scaling for role in ("router", "prefill", "decode")},
+        **dict.fromkeys(("router", "prefill", "decode"), scaling),
         "encode": {"autoscaling": {"enabled": True, "minReplicas": 0}},
         "autoscaling": {"prometheus": "http://prometheus:9090"},
     }
@@ -108,9 +108,8 @@ def test_autoscaling_keeps_number_of_pods_that_cluster_has(major, tmp_path):
     with api_server(tmp_path, kinds, present) as config:
         options = ("--dry-run=server", "--kubeconfig", config, "--disable-openapi-validation")
         deployments = of_kind(template(major, values, *options), "Deployment")
-    assert {component(found): found["spec"].get("replicas") for found in deployments} == {
-        **{"router": 4, "prefill": None, "decode": 2, "encode": 0}
-    }
+    replicas = {component(found): found["spec"].get("replicas") for found in deployments}
+    assert replicas == {"router": 4, "prefill": None, "decode": 2, "encode": 0}
 
 
 @pytest.mark.parametrize("major", WHEELS)

@@ -134,6 +134,9 @@ redis://{{ include "baton.name" (dict "root" . "component" "redis") }}:6379/0
 {{- $name := .name -}}
 {{- range $resource, $request := .resources.requests -}}
 {{- $limit := get $limits $resource -}}
+{{- if and (regexMatch "/|^hugepages-" $resource) (ne (toString $request) (toString $limit)) -}}
+{{- fail (printf "%s.resources.requests.%s: is %v; expected the limit, %v, since devices and huge pages are not shared. Set both alike" $name $resource $request (default "none" $limit)) -}}
+{{- end -}}
 {{- if and $limit (lt (include "baton.quantity" $limit | float64) (include "baton.quantity" $request | float64)) -}}
 {{- fail (printf "%s.resources.limits.%s: is %v; expected no less than the request, %v. Raise the limit or lower the request" $name $resource $limit $request) -}}
 {{- end -}}

@@ -34,8 +34,8 @@ def api_server(
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            del format, args
+        def log_message(self, *_: Any) -> None:
+            pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
