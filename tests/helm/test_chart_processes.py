@@ -195,7 +195,8 @@ def context_of(tls: Tls | None) -> ssl.SSLContext | None:
 
 
 def assert_helm_test_passes(values, redis_url: str, address: str, folder: Path) -> None:
-    """Runs the command of the pod of `helm test` with its variables, as the client in `folder`."""
+    """Runs the command of the pod of `helm test` with its variables and under its memory limit, as
+    the client in `folder`, without the packages that the router's image lacks."""
     pod, *_ = render_tests({**values, "helmTest": {"clientSecret": "client"}})
     (container,) = pod["spec"]["containers"]
     variables = {v["name"]: v["value"] for v in container["env"]}
@@ -203,12 +204,17 @@ def assert_helm_test_passes(values, redis_url: str, address: str, folder: Path) 
         if value.startswith("/etc/baton/tls/"):
             file = {"ca.crt": "ca.pem", "tls.crt": "admin.pem", "tls.key": "admin.key"}
             variables[name] = str(folder / "own" / file[Path(value).name])
+    limit = container["resources"]["limits"]["memory"]
+    assert limit.endswith("Mi")
+    (folder / "memory.max").write_text(f"{int(limit.removesuffix('Mi')) * 2**20}\n")
     here = {"BATON_REDIS_URL": redis_url, "BATON_ADDRESS": address, "HOME": str(folder)}
     assert here.keys() <= variables.keys()
+    paths = (ROOT / "tests" / "support" / "router_image_site", ROOT, os.environ.get("PYTHONPATH"))
+    image = {"POD_CGROUP": str(folder), "PYTHONPATH": ":".join(str(path or "") for path in paths)}
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     tested = subprocess.run(
         [*container["command"], *container["args"]],
-        env={**variables, **here, "PATH": programs, "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
+        env={**variables, **here, **image, "PATH": programs},
         cwd=folder,
         capture_output=True,
         text=True,
