@@ -1,9 +1,18 @@
 """Certificates of the chart, and what processes make of them."""
 
-import pytest
+import json
+from base64 import b64decode
 
+import kubernetes_validate
+import pytest
+from typer.testing import CliRunner
+
+from baton.cli.main import app
+from baton.rpc.tls import Tls
 from baton.serving.grpc.access import ROUTER_NAME, WORKER_NAME, Identity, identity_in
+from baton.serving.grpc.certificates import read_certificate
 from baton.serving.network_topology import CLUSTER, WORKERS
+from tests.support import kube_rules
 from tests.support.rendered_chart import (
     NAMESPACE,
     component,
@@ -67,6 +76,45 @@ def test_pods_mount_only_own_certificate(tls):
             "BATON_TLS_CA": "/etc/baton/tls/ca.crt",
         }
         assert "BATON_INSECURE" not in env_of(workload)
+
+
+@pytest.mark.parametrize("release", ["demo", "my-baton-2", "a" * 33 + "-b", "baton" * 8 + "-x"])
+def test_baton_certs_makes_the_secrets_of_a_release(release, tmp_path):
+    arguments = ["certs", str(tmp_path), "--secrets", NAMESPACE, "--release", release]
+    made = CliRunner().invoke(app, arguments)
+    assert made.exit_code == 0, made.stderr
+    secrets = {found["metadata"]["name"]: found for found in json.loads(made.stdout)["items"]}
+    for secret in secrets.values():
+        kubernetes_validate.validate(secret, "1.36", strict=True)
+        assert secret["metadata"]["namespace"] == NAMESPACE
+        assert kube_rules.is_subdomain(secret["metadata"]["name"])
+    # The values that the chart is told, and the names under which pods take them.
+    given = dict(pair.split("=") for pair in made.stderr.split()[1].split(","))
+    assert given.pop("tls.enabled") == "true"
+    client = secrets[given.pop("helmTest.clientSecret")]
+    names = {path.rpartition(".")[2]: name for path, name in given.items()}
+    tls = {"enabled": True, "existingSecrets": names}
+    taken = processes(render({"tls": tls, "encode": ENCODE}, release))
+    assert taken.keys() == names.keys() == set(CLUSTER)
+    for process, workload in taken.items():
+        (volume,) = (v for v in pod_of(workload)["volumes"] if v["name"] == "tls")
+        secret = secrets[volume["secret"]["secretName"]]
+        assert certificate_in(secret, tmp_path).identity.role == process
+    assert b64decode(client["data"]["tls.key"]) == (tmp_path / "client.key").read_bytes()
+    # As cert-manager makes it.
+    issued = render({"tls": ISSUED}, release)
+    (router,) = (c for c in of_kind(issued, "Certificate") if component(c) == "router")
+    wanted = set(router["spec"]["dnsNames"]) - {"llm.example"}
+    assert wanted == certificate_in(secrets[names["router"]], tmp_path).names
+
+
+def certificate_in(secret, folder):
+    """Reads the certificate of a secret as the process does that mounts it."""
+    mounted = folder / secret["metadata"]["name"]
+    mounted.mkdir(exist_ok=True)
+    for key, value in secret["data"].items():
+        (mounted / key).write_bytes(b64decode(value))
+    return read_certificate(Tls(mounted / "ca.crt", mounted / "tls.crt", mounted / "tls.key"))
 
 
 def test_client_auth_setting_reaches_only_router():

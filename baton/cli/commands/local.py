@@ -1,5 +1,6 @@
 """Commands for a cluster on this machine: up, demo and certs."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -237,18 +238,41 @@ def certs(
         typer.Option(help="Tenant that gets a client certificate; may be repeated."),
     ] = None,
     days: Annotated[int, typer.Option(min=1, help="Days for which they are valid.")] = 365,
+    secrets: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMESPACE",
+            show_default=False,
+            help="Print them as Secrets of Kubernetes in this namespace, for kubectl apply; the "
+            "router's is for the names of its Services, too.",
+        ),
+    ] = "",
+    release: Annotated[
+        str, typer.Option(metavar="NAME", help="With --secrets: the release of the chart.")
+    ] = "baton",
 ) -> None:
     """Create TLS certificates of all roles, for trials.
 
-    They are signed by a new certificate authority.
+    They are signed by a new certificate authority. With --secrets, stderr has the values by which
+    the chart takes the secrets.
 
     \b
     Examples:
       baton certs trial
       baton up --tls trial
       baton certs /etc/baton/tls --host baton.example.org --tenant acme
+      baton certs trial --secrets llm --release demo | kubectl apply -f -
     """
     from baton.cli import certs as impl
+    from baton.cli import kubernetes_secrets
 
-    made = impl.make(folder, host or [], tenant or [], days)
-    print("\n".join(map(str, made)))
+    hosts = host or []
+    if secrets:
+        hosts = [*hosts, *kubernetes_secrets.service_hosts(secrets, release)]
+    made = impl.make(folder, hosts, tenant or [], days)
+    if secrets:
+        print(kubernetes_secrets.manifests(folder, secrets, release))
+        values = kubernetes_secrets.values(release).items()
+        print(f"--set {','.join(f'{key}={value}' for key, value in values)}", file=sys.stderr)
+    else:
+        print("\n".join(map(str, made)))
