@@ -1,7 +1,9 @@
 """References by name between objects of the chart: each is there, or said to be needed."""
 
 import re
+from textwrap import dedent
 
+import kubernetes_validate
 import pytest
 
 from tests.support.rendered_chart import (
@@ -9,6 +11,7 @@ from tests.support.rendered_chart import (
     PRESETS,
     component,
     container_of,
+    documents,
     found_in,
     labels_of_pods,
     merged,
@@ -179,6 +182,27 @@ def test_readme_documents_every_external_object():
     assert section
     for path in GIVEN:
         assert f"`{'.'.join(path)}`" in section[1]
+
+
+def test_readme_examples_are_values_or_objects_of_kubernetes():
+    blocks = re.findall(r"^ *```yaml\n(.*?)```", README, re.DOTALL | re.MULTILINE)
+    assert len(blocks) >= 4
+    for block in blocks:
+        for found in documents(dedent(block)):
+            if "kind" in found:
+                kubernetes_validate.validate(found, "1.36", strict=True)
+            else:
+                render(found)
+
+
+def test_claims_of_one_node_are_made_as_readme_says():
+    section = README.partition("## One node\n")[2].partition("\n## ")[0]
+    volume, claim = documents(section.partition("```yaml\n")[2].partition("```")[0])
+    values = merged(values_of("values-single-node"))
+    assert claim["metadata"]["name"] == values["kv"]["socketDirectory"]["claim"]
+    assert f"`{values['model']['cacheClaim']}`" in section
+    for field in ("accessModes", "storageClassName"):
+        assert claim["spec"][field] == volume["spec"][field]
 
 
 def test_checkpoint_sources_are_same_for_router_and_workers():
