@@ -54,6 +54,7 @@ class FakeClient:
         self.parsing: OutputParsing | None = None
         self.reason = FinishReason.END_OF_SEQUENCE
         self.is_clamped = False
+        self.model = ""
 
     @contextmanager
     def generate(
@@ -61,11 +62,13 @@ class FakeClient:
         prompt: list[Message],
         params: SamplingParams,
         *,
+        model: str,
         priority: int,
         parsing: OutputParsing | None,
         clamp_max_tokens: bool,
     ) -> Iterator[FakeGeneration]:
         self.asked.append(prompt)
+        self.model = model
         self.parsing = parsing
         self.is_clamped = clamp_max_tokens
         yield FakeGeneration(self.script, self.reason)
@@ -89,6 +92,12 @@ def test_conversation_sends_all_earlier_messages(capsys: pytest.CaptureFixture[s
         Message("assistant", "hello"),
         Message("user", "two"),
     ]
+
+
+def test_conversation_asks_the_model_that_it_was_given() -> None:
+    client = FakeClient("hello")
+    conversation(client, model="coder").say("one")
+    assert client.model == "coder"
 
 
 def test_conversation_sends_images_with_first_turn(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def render_tests(values: Object, release: str = "demo") -> list[Object]:
 
 
 def notes(values: Object, release: str = "demo") -> str:
-    """What Helm prints after an installation."""
+    """Returns the text that Helm prints after an installation."""
     return _files(values, release)["baton/templates/NOTES.txt"]
 
 
