@@ -192,9 +192,10 @@ def test_threads_follow_the_request_of_cpus(cpu):
 
 
 def test_threads_are_left_to_worker_without_cpus_or_by_setting():
-    none = {"resources": {"requests": {"cpu": None}, "limits": {"cpu": None}}}
-    variables = env_of(workloads(render({"decode": none}))["decode"])
-    assert "BATON_NUM_THREADS" not in variables
+    for nothing in (None, 0, "0"):
+        none = {"resources": {"requests": {"cpu": nothing}, "limits": {"cpu": None}}}
+        variables = env_of(workloads(render({"decode": none}))["decode"])
+        assert "BATON_NUM_THREADS" not in variables
     variables = env_of(workloads(render({"decode": {"settings": {"num_threads": 3}}}))["decode"])
     assert variables["BATON_NUM_THREADS"] == {"name": "BATON_NUM_THREADS", "value": "3"}
 
