@@ -153,6 +153,18 @@ REFUSED_BY_API_SERVER = {
         {"networkPolicy": {"clients": [{"ipBlock": {"cidr": "10.0.0.0"}}]}},
         "/networkPolicy/clients",
     ),
+    "a network that is no exception": (
+        {
+            "networkPolicy": {
+                "clients": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["11.0.0.0/9"]}}]
+            }
+        },
+        r"networkPolicy\.clients: except has 11\.0\.0\.0/9; expected a part of 10\.0\.0\.0/8",
+    ),
+    "ports that end before they begin": (
+        {"networkPolicy": {"egress": [{"ports": [{"port": 9000, "endPort": 8999}]}]}},
+        r"networkPolicy\.egress\[0\]\.ports: endPort is 8999; expected no less than port, 9000",
+    ),
     "a selector of two words": (
         {"networkPolicy": {"clients": [{"podSelector": {"matchLabels": {"a": "x y"}}}]}},
         "/networkPolicy/clients",

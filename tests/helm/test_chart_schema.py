@@ -3,6 +3,7 @@
 import json
 import re
 
+import helm_python as helm
 import jsonschema
 import pytest
 from hypothesis import given, settings
@@ -196,9 +197,30 @@ def test_schema_takes_peers_that_kubernetes_takes(peer):
     assert is_accepted("networkPolicy/egress", [rule]) == kube_rules.fits_peer(peer)
 
 
+ipv4 = st.tuples(st.sampled_from([0, 1, 10, 127, 128, 255]), st.sampled_from([0, 1, 128, 255]))
+ipv4_networks = st.tuples(ipv4, st.integers(0, 32)).map(lambda n: f"{n[0][0]}.{n[0][1]}.0.9/{n[1]}")
+
+
+@given(inner=ipv4_networks | st.just("fd00::/9"), outer=ipv4_networks | st.just("fd00::/8"))
+@settings(max_examples=25)
+def test_chart_takes_exceptions_within_their_network(inner, outer):
+    egress = [{"to": [{"ipBlock": {"cidr": outer, "except": [inner]}}]}]
+    if kube_rules.is_within(inner, outer):
+        render({"networkPolicy": {"egress": egress}})
+    else:
+        with pytest.raises(helm.HelmError, match=f"except has {inner}; expected a part of {outer}"):
+            render({"networkPolicy": {"egress": egress}})
+
+
+def is_whole(peer):
+    """Returns whether no exception of a peer is outside its network."""
+    block = peer.get("ipBlock", {})
+    return all(kube_rules.is_within(inner, block["cidr"]) for inner in block.get("except", ()))
+
+
 @given(
     toleration=tolerations,
-    peer=peers,
+    peer=peers.filter(lambda peer: not kube_rules.fits_peer(peer) or is_whole(peer)),
     key=keys,
     label=labels,
     port=st.sampled_from([{"port": 443}, {"port": "https", "protocol": "UDP"}, {"port": 0}, {}]),

@@ -150,6 +150,13 @@ def fits_selector(selector: dict[str, Any]) -> bool:
     )
 
 
+def is_within(inner: str, outer: str) -> bool:
+    """Returns whether a network is a part of another one, and smaller."""
+    part, whole = ip_network(inner, strict=False), ip_network(outer, strict=False)
+    is_part = part.version == whole.version and whole.supernet_of(part)  # type: ignore[arg-type]
+    return is_part and part.prefixlen > whole.prefixlen
+
+
 def fits_peer(peer: dict[str, Any]) -> bool:
     block = peer.get("ipBlock")
     if block is not None:

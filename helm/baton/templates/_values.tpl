@@ -71,6 +71,55 @@ redis://{{ include "baton.name" (dict "root" . "component" "redis") }}:6379/0
 {{- end -}}
 {{- end -}}
 
+{{- /* What a schema cannot say of network policies: one number by another. */}}
+{{- define "baton.checkNetworks" -}}
+{{- $policy := .Values.networkPolicy -}}
+{{- $peers := dict "clients" $policy.clients "scrapers" $policy.scrapers "dns" $policy.dns -}}
+{{- range $number, $rule := $policy.egress -}}
+{{- $_ := set $peers (printf "egress[%d].to" $number) ($rule.to | default list) -}}
+{{- range $rule.ports -}}
+{{- if and .endPort (lt (.endPort | int) (.port | int)) -}}
+{{- fail (printf "networkPolicy.egress[%d].ports: endPort is %v; expected no less than port, %v" $number .endPort .port) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $list := $peers -}}
+{{- range $list -}}
+{{- with .ipBlock -}}
+{{- $cidr := .cidr -}}
+{{- range .except -}}
+{{- if ne (include "baton.isWithin" (dict "inner" . "outer" $cidr)) "true" -}}
+{{- fail (printf "networkPolicy.%s: except has %s; expected a part of %s" $name . $cidr) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Whether the network "inner" is a part of "outer"; of IPv6 the lengths alone are compared. */}}
+{{- define "baton.isWithin" -}}
+{{- $inner := splitList "/" .inner -}}
+{{- $outer := splitList "/" .outer -}}
+{{- $length := index $outer 1 | int -}}
+{{- $isIPv6 := contains ":" .outer -}}
+{{- if or (ne (contains ":" .inner) $isIPv6) (le (index $inner 1 | int) $length) -}}
+false
+{{- else if $isIPv6 -}}
+true
+{{- else -}}
+{{- eq (include "baton.networkBits" (list (index $inner 0) $length)) (include "baton.networkBits" (list (index $outer 0) $length)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The first bits of an IPv4 address as a number; takes the address and how many. */}}
+{{- define "baton.networkBits" -}}
+{{- $number := 0 -}}
+{{- range splitList "." (index . 0) -}}{{- $number = add (mul $number 256) (int .) -}}{{- end -}}
+{{- range until (sub 32 (index . 1) | int) -}}{{- $number = div $number 2 -}}{{- end -}}
+{{- $number -}}
+{{- end -}}
+
 {{- define "baton.checkPorts" -}}
 {{- $taken := dict -}}
 {{- range $name := list "grpc" "http" "metrics" "kv" "admin" -}}
