@@ -22,8 +22,7 @@ dependencies() { # LOCK ROOT
   "$python" -m venv --without-pip "$2"
   install "$2" --require-hashes --only-binary :all: -r "$image/$1.txt"
   case $1 in
-  # It runs no model. Their code is 100 MB, half of that compiled.
-  router) find "$2"/lib/python*/site-packages/transformers/models -mindepth 2 ! -path '*/auto/*' -type f -delete ;;
+  router) "$python" "$image/strip.py" "$2" ;;
   *-cpu) install "$2" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r "$image/torch-cpu.txt" ;;
   esac
 }

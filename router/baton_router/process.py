@@ -186,8 +186,8 @@ class _Shared:
 async def _prompt_images(
     card: ModelCard, settings: RouterSettings, stack: AsyncExitStack
 ) -> PromptImages:
-    """Returns the images of a model's prompts, with a reader if they can be read. Closing the stack
-    ends its processes."""
+    """Returns the images of a model's prompts, with a reader if they can be read; logs why they
+    cannot. Closing the stack ends the reader's processes."""
     if not card.takes_images:
         return PromptImages(card)
     try:
@@ -196,13 +196,17 @@ async def _prompt_images(
         from baton_router.text.images.image_reader import start_reader
 
         folder = checkpoint_folder(settings.models[card.name], DESCRIPTION)
-        if read_json(folder / "config.json").get("model_type") not in VISION_TOWERS:
-            return PromptImages(card)
+        if (kind := read_json(folder / "config.json").get("model_type")) not in VISION_TOWERS:
+            raise UnsupportedModelError(
+                f"images of models of type {kind!r} are not implemented; expected one of "
+                f"{', '.join(VISION_TOWERS)}"
+            )
         reader = await start_reader(str(folder), settings.images, stack)
         return PromptImages(card, reader)
     except (FailedPreconditionError, UnsupportedModelError) as error:
-        logger.warning("requests with images are refused: %s", error)
-        return PromptImages(card, why_none=str(error))
+        why = f"model {card.name!r} takes no images: {' '.join(str(error).split())}"
+        logger.warning("%s", why)
+        return PromptImages(card, why_none=why)
 
 
 def _served(card: ModelCard, fleet: Fleet, shared: _Shared, images: PromptImages) -> ServedModel:

@@ -79,7 +79,10 @@ def test_router_without_processor_serves_text(checkpoint, tmp_path):
         with pytest.raises(grpc.RpcError) as caught:
             tokens_of(router, GOOD)
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-        assert "cannot be loaded" in caught.value.details()
+        why = caught.value.details()
+        assert why.startswith("model 'llava' takes no images: the processor of ")
+        assert "cannot be loaded" in why
+        assert len([line for line in router.log().splitlines() if why in line]) == 1
 
 
 def test_image_process_ends_with_its_router(checkpoint):
