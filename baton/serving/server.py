@@ -78,7 +78,7 @@ class Server:
         )
         self._admin: _Listener | None = None
         self._drain_callbacks: list[Callable[[], Awaitable[None]]] = []
-        self._draining = False
+        self._drain: asyncio.Task[None] | None = None
         self._guard = None if connection_limits is None else ConnectionGuard(connection_limits)
 
     @property
@@ -107,7 +107,7 @@ class Server:
 
     @property
     def is_draining(self) -> bool:
-        return self._draining
+        return self._drain is not None
 
     def is_serving(self, name: str) -> bool:
         """Returns whether health reports SERVING for `name`."""
@@ -163,19 +163,24 @@ class Server:
     async def set_ready(self, ready: bool) -> None:
         """Sets readiness: whether new work is accepted. A draining server stays unready."""
         for name in self._readiness_names:
-            await self._set_health(name, ready and not self._draining)
+            await self._set_health(name, ready and not self.is_draining)
+
+    def begin_drain(self) -> None:
+        """Turns readiness off for good and runs the drain callbacks in the background. Idempotent.
+        New calls are still answered: the services themselves refuse new work."""
+        if self._drain is None:
+            self._drain = asyncio.create_task(self._run_drain_callbacks())
 
     async def drain(self) -> None:
-        """Turns readiness off, runs the drain callbacks and waits until no call is in flight.
+        """Drains as `begin_drain` and waits until no call is in flight.
 
-        Returns after `drain_timeout_s` at the latest. New calls are still answered: the services
-        themselves refuse new work.
+        Returns after `drain_timeout_s` at the latest.
         """
-        self._draining = True
-        await self.set_ready(False)
+        self.begin_drain()
+        assert self._drain is not None
         try:
             async with asyncio.timeout(self._settings.drain_timeout_s):
-                await self._run_drain_callbacks()
+                await self._drain
                 await self._in_flight.wait_idle()
         except TimeoutError:
             logger.warning(
@@ -238,6 +243,7 @@ class Server:
         return _Listener(server, self._health, has_reflection=settings.reflection)
 
     async def _run_drain_callbacks(self) -> None:
+        await self.set_ready(False)
         for callback in self._drain_callbacks:
             try:
                 await callback()

@@ -65,6 +65,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Longest time of a drain in which new requests are still served, in seconds.
+_NOTICE_SECONDS = 5.0
+
 
 async def serve(settings: RouterSettings) -> None:
     """Serves until a signal. Raises `FailedPreconditionError` without a Redis URL."""
@@ -147,9 +150,9 @@ async def serve(settings: RouterSettings) -> None:
         readers = {model.name: model.services.intake.images.reader for model in served}
         pools = {name: None if one is None else one.pool for name, one in readers.items()}
         exposition.add(ImageMetrics(images, pools))
-        admin = RouterAdmin(models, fleets, requests, readiness, tenants, calls)
+        admin = RouterAdmin(models, fleets, requests, readiness, tenants, calls, server.begin_drain)
         server.add_admin(RouterAdmin.add_to_server, admin)
-        server.on_drain(requests.drain)
+        server.on_drain(requests.begin_drain)
         server.on_drain(readiness.drain)
         fleets.start()
         for model in served:
@@ -161,7 +164,12 @@ async def serve(settings: RouterSettings) -> None:
             http = _http_server(settings, *parts)
             await http.start(settings.http.port)
             stack.push_async_callback(http.stop)
+            notice = min(_NOTICE_SECONDS, settings.drain_timeout_s / 2)
+            server.on_drain(partial(http.release_connections, notice))
+            server.on_drain(requests.drain)
             server.on_drain(http.wait_idle)
+        else:
+            server.on_drain(requests.drain)
         await server.start()
         stack.push_async_callback(server.stop)
         settle()

@@ -433,8 +433,7 @@ class Routes:
         caller = self._caller(request)
         tenant = self._tenants.of(caller).name
         self._limits.check(tenant)
-        if self._requests.is_draining:
-            raise UnavailableError("the router is draining; another one will serve this")
+        self._requests.check_open()
         try:
             count_bytes = partial(self._limits.count_bytes, tenant)
             async with self._bodies.read(request, schema, count_bytes) as parsed:

@@ -9,6 +9,7 @@ from baton.errors import (
     CancelledError,
     FailedPreconditionError,
     NotFoundError,
+    UnavailableError,
 )
 from baton.serving.tenant import Tenant
 from baton_router.call.request import Request
@@ -39,7 +40,12 @@ class Lifecycle(Protocol):
 
 
 class Requests:
-    """Requests in flight, by tenant and id. A draining router adds no more."""
+    """Requests in flight, by tenant and id.
+
+    Attributes:
+        is_draining: a drain has begun. New requests are still taken until `drain`, from clients and
+            load balancers that do not know of it yet.
+    """
 
     def __init__(self, admission_controllers: Sequence[AdmissionController]) -> None:
         """Takes the admission controllers of all models."""
@@ -47,6 +53,7 @@ class Requests:
         self._lifecycles: dict[tuple[str, str], Lifecycle] = {}
         self._emptied_at = time.time()
         self.is_draining = False
+        self._takes_none = False
 
     def __len__(self) -> int:
         return len(self._lifecycles)
@@ -114,10 +121,19 @@ class Requests:
         for each in self._admission_controllers:
             each.resume()
 
-    async def drain(self) -> None:
-        """Adds no more requests, and admits those that wait even if admission was paused."""
+    def check_open(self) -> None:
+        """Raises `UnavailableError` if no more requests are taken."""
+        if self._takes_none:
+            raise UnavailableError("the router is draining; another one will serve this")
+
+    async def begin_drain(self) -> None:
+        """Admits the requests that wait, even if admission was paused."""
         self.is_draining = True
         self.resume()
+
+    async def drain(self) -> None:
+        """Takes no more requests."""
+        self._takes_none = True
 
 
 def _key(lifecycle: Lifecycle) -> tuple[str, str]:

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from baton.errors import UnavailableError
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller, Tenant, Tenants
 from baton_router.call.request import RequestOutcome
@@ -56,8 +55,7 @@ class Services:
         the router drains."""
         tenant = self.tenants.of(caller)
         self.limits.count_request(tenant.name)
-        if self.requests.is_draining:
-            raise UnavailableError("the router is draining; another one will serve this")
+        self.requests.check_open()
         return tenant
 
     async def wait_for_workers(self, deadline: Deadline, *, needs_prefill: bool = False) -> None:

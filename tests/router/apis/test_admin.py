@@ -100,7 +100,7 @@ async def admin_of():
         fleets.append(fleet)
         tenants = SimpleNamespace(of=lambda _context: SimpleNamespace(salt=b""))
         models = _Models([SimpleNamespace(services=SimpleNamespace(fleet=fleet, intake=_Intake()))])
-        return RouterAdmin(models, None, None, None, tenants, CallReader(1000))  # type: ignore[arg-type]
+        return RouterAdmin(models, None, None, None, tenants, CallReader(1000), list)  # type: ignore[arg-type]
 
     yield admin_of
     for fleet in fleets:

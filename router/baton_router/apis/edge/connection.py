@@ -51,11 +51,15 @@ class Connection(HttpToolsProtocol):
     client sends the others again.
     """
 
-    def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, limits: ConnectionLimits, is_kept: bool = True, **kwargs: Any
+    ) -> None:
+        """`is_kept`: stays open after an answer; else each answer has `Connection: close`."""
         super().__init__(*args, **kwargs)
         self._limits = limits
+        self._is_kept = is_kept
         self._head_timer: asyncio.TimerHandle | None = None
-        self._last_data_at = self.loop.time()
+        self._last_active_at = self.loop.time()
         self._is_refused = False
         self._has_head = False
         self._num_head_bytes = 0  # parsed so far
@@ -65,6 +69,33 @@ class Connection(HttpToolsProtocol):
     def is_busy(self) -> bool:
         """True while a request is being answered."""
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def may_be_reused(self) -> bool:
+        """True if the client may send a request, now or after the answer under way."""
+        is_ending = self.is_busy and not self.cycle.keep_alive
+        return not (is_ending or self._is_refused or self.transport.is_closing())
+
+    @property
+    def seconds_idle(self) -> float:
+        """Seconds since the connection was made, received data or ended an answer; 0 if busy."""
+        return 0.0 if self.is_busy else self.loop.time() - self._last_active_at
+
+    def keep_no_longer(self) -> None:
+        """Closes after the next answer that begins, which has `Connection: close`.
+
+        An answer that has begun without that header leaves the client free to send another request.
+        """
+        self._is_kept = False
+        if self.is_busy and not self.cycle.response_started:
+            self.cycle.keep_alive = False
+
+    def close_when_idle(self) -> None:
+        """Closes at once, or after the answer under way."""
+        if self.is_busy:
+            self.cycle.keep_alive = False
+        else:
+            self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accepts the connection, or refuses it at the limit."""
@@ -85,7 +116,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._last_data_at = self.loop.time()
+        self._last_active_at = self.loop.time()
         if not self._is_refused:
             self._read(data)
 
@@ -113,12 +144,17 @@ class Connection(HttpToolsProtocol):
             raise _RefusedHeadError(_invalid(problem))
         if not self.parser.should_upgrade():
             super().on_headers_complete()
+            self.cycle.keep_alive &= self._is_kept
             self._has_head = True
 
     def on_message_complete(self) -> None:
         if self._has_head:
             super().on_message_complete()
             self._has_head = False  # data that follows is of the next head
+
+    def on_response_complete(self) -> None:
+        self._last_active_at = self.loop.time()
+        super().on_response_complete()
 
     def _read(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -168,7 +204,7 @@ class Connection(HttpToolsProtocol):
         idle = [c for c in self.connections if isinstance(c, Connection) and not c.is_busy]
         if not idle:
             return False
-        oldest = min(idle, key=lambda connection: connection._last_data_at)
+        oldest = min(idle, key=lambda connection: connection._last_active_at)
         oldest.transport.abort()
         self.connections.discard(oldest)
         return True

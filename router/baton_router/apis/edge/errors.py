@@ -15,7 +15,8 @@ MediaTypeError            415
 OverloadedError           429 rate_limit_exceeded, Retry-After
     of a tenant's limit   and x-ratelimit-*
 CancelledError            499 (aborted by an administrator)
-UnavailableError          503, and so is FailedPreconditionError
+UnavailableError          503, Retry-After
+FailedPreconditionError   503
 DeadlineExceededError     504, and so is TimeoutError
 anything else             500, without its text
 """
@@ -178,6 +179,8 @@ def _headers_of(error: BaseException) -> dict[str, str]:
             "retry-after-ms": str(math.ceil(seconds * 1000)),
             **limit_headers(statuses),
         }
+    if isinstance(error, errors.UnavailableError):
+        return {"Retry-After": "1"}
     if isinstance(error, errors.UnauthenticatedError):
         return {"WWW-Authenticate": "Bearer"}
     return {}

@@ -5,7 +5,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 # Seconds, longer than clients keep idle connections, so that none sends into one that is being
 # closed.
 _KEEP_ALIVE_SECONDS = 75
+# Seconds without a request after which a client is taken not to be sending one just now.
+_QUIET_SECONDS = 1.0
+_LOOK_SECONDS = 0.05
 _LIMITS = ConnectionLimits()
 
 
@@ -35,6 +38,17 @@ class _Uvicorn(uvicorn.Server):
         super().__init__(config)
         self._limits = limits
         self._context = context
+        self._keeps_connections = True
+
+    @property
+    def open_connections(self) -> list[Connection]:
+        return [c for c in self.server_state.connections if isinstance(c, Connection)]
+
+    def keep_no_longer(self) -> None:
+        """Has each connection close after its next answer, those of the future too."""
+        self._keeps_connections = False
+        for connection in self.open_connections:
+            connection.keep_no_longer()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -57,12 +71,16 @@ class _Uvicorn(uvicorn.Server):
 
     def _new_connection(self) -> Connection:
         return Connection(
-            config=self.config, server_state=self.server_state, app_state={}, limits=self._limits
+            config=self.config,
+            server_state=self.server_state,
+            app_state={},
+            limits=self._limits,
+            is_kept=self._keeps_connections,
         )
 
 
 class HttpServer:
-    """HTTP server. Use: `start`, then `wait_idle` to drain, then `stop`."""
+    """HTTP server. Use: `start`; to drain `release_connections` and `wait_idle`; then `stop`."""
 
     def __init__(
         self,
@@ -106,6 +124,25 @@ class HttpServer:
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
         logger.info("OpenAI's API is at %s://%s:%d/v1", self._scheme, self._host, port)
         return port
+
+    async def release_connections(self, timeout: float) -> None:
+        """Closes the connections that clients keep, so that they open others elsewhere.
+
+        An idle connection that is closed loses the request that its client is just sending. So
+        those that were quiet for a second are closed, and others after one more answer, which has
+        `Connection: close`. Returns once no connection is kept, or after `timeout` seconds: those
+        that are left then close after the answer under way. New ones serve one request each.
+        """
+        self._server.keep_no_longer()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while kept := [c for c in self._server.open_connections if c.may_be_reused]:
+                    for connection in kept:
+                        if connection.seconds_idle >= _QUIET_SECONDS:
+                            connection.close_when_idle()
+                    await asyncio.sleep(_LOOK_SECONDS)
+        for connection in self._server.open_connections:
+            connection.close_when_idle()
 
     async def wait_idle(self) -> None:
         """Returns once no request is in flight."""

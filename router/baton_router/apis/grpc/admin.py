@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -60,6 +60,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         readiness: RouterReadiness,
         tenants: Tenants,
         calls: CallReader,
+        begin_drain: Callable[[], None],
     ) -> None:
         self._models = models
         self._fleets = fleets
@@ -67,6 +68,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         self._readiness = readiness
         self._tenants = tenants
         self._calls = calls
+        self._begin_drain = begin_drain
 
     async def ListWorkers(
         self, _request: admin_pb2.ListWorkersRequest, _context: Any
@@ -143,7 +145,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
     async def Drain(
         self, _request: admin_pb2.DrainRequest, _context: Any
     ) -> admin_pb2.DrainResponse:
-        await self._requests.drain()
+        self._begin_drain()
         return admin_pb2.DrainResponse(num_requests=len(self._requests))
 
     async def PauseAdmission(

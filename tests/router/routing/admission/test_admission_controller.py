@@ -307,7 +307,7 @@ async def test_paused_admission_holds_requests_until_resume_or_drain():
             await cluster.run("late", seconds=0.1)
         assert (cluster.order, requests.num_waiting, requests.is_paused) == ([], 1, True)
         if ends == "drain":
-            await requests.drain()
+            await requests.begin_drain()
             with pytest.raises(FailedPreconditionError, match="draining"):
                 requests.pause()
         else:
