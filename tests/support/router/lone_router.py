@@ -36,6 +36,13 @@ class LoneRouter:
         """Address of its admin service, "host:port"."""
         return self._process.admin_endpoint
 
+    @property
+    def is_running(self) -> bool:
+        return self._process.is_running
+
+    def signal(self, signum: int) -> None:
+        self._process.signal(signum)
+
     def log(self) -> str:
         """Returns what it has logged."""
         return self._process.log_path.read_text()
