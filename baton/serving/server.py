@@ -4,8 +4,10 @@ import asyncio
 import logging
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -30,6 +32,9 @@ READINESS = "readiness"
 # Seconds in which a drained server sends its last answers.
 FLUSH_SECONDS = 0.5
 _CLOSING_SECONDS = 5.0
+# Seconds after which calls on released connections are cut off, beyond any drain.
+_CUT_OFF_SECONDS = 1e6
+_LOOK_SECONDS = 0.005
 
 _Servicer = TypeVar("_Servicer")
 
@@ -73,9 +78,11 @@ class Server:
         self._in_flight = InFlightInterceptor()
         self._health = health.aio.HealthServicer()
         self._serving: set[str] = set()  # as the servicer has it, which cannot be asked
-        self._main = self._listener(
-            Access(by_token), self._in_flight, max_message_bytes=max_message_bytes
-        )
+        self._max_message_bytes = max_message_bytes
+        self._main = self._main_listener()
+        self._files: PemFiles | None = None
+        self._services: list[Callable[[_Listener], None]] = []
+        self._released: dict[_Listener, asyncio.Task[None]] = {}
         self._admin: _Listener | None = None
         self._drain_callbacks: list[Callable[[], Awaitable[None]]] = []
         self._drain: asyncio.Task[None] | None = None
@@ -129,7 +136,8 @@ class Server:
 
     def add(self, register: Callable[[_Servicer, Any], None], servicer: _Servicer) -> None:
         """Adds a service. `register` is its generated `add_..._to_server`. Before `start`."""
-        register(servicer, self._main)
+        self._services.append(partial(register, servicer))
+        self._services[-1](self._main)
 
     def add_admin(self, register: Callable[[_Servicer, Any], None], servicer: _Servicer) -> None:
         """Adds a service on `admin_port`, apart from all others. No drain waits for its calls,
@@ -147,12 +155,12 @@ class Server:
         settings = self._settings
         await self._set_health(LIVENESS, True)
         await self.set_ready(False)
-        files = None if settings.tls is None else watched(settings.tls)
-        credentials = _credentials(files, asks_for_certificates=not self._by_token)
+        self._files = None if settings.tls is None else watched(settings.tls)
+        credentials = _credentials(self._files, asks_for_certificates=not self._by_token)
         self._main.bind(settings.host, settings.port, "--port", credentials)
         if self._admin is not None:
             host = settings.admin_host or settings.host
-            credentials = _credentials(files, asks_for_certificates=True)
+            credentials = _credentials(self._files, asks_for_certificates=True)
             self._admin.bind(host, settings.admin_port, "--admin-port", credentials)
         for listener in self._listeners:
             await listener.grpc.start()
@@ -170,6 +178,32 @@ class Server:
         New calls are still answered: the services themselves refuse new work."""
         if self._drain is None:
             self._drain = asyncio.create_task(self._run_drain_callbacks())
+
+    async def release_connections(self) -> None:
+        """Has clients make the next calls of all connections on others: gRPC tells them to
+        (GOAWAY). Calls in flight continue. A call that is on its way at this moment is CANCELLED.
+
+        gRPC does so only as a server closes, so another one takes its port and its services. Raises
+        `FailedPreconditionError` if the port does not become free in time.
+        """
+        former, port = self._main, self.port
+        self._released[former] = asyncio.create_task(former.grpc.stop(_CUT_OFF_SECONDS))
+        successor = self._main_listener()
+        for add_to in self._services:
+            add_to(successor)
+        until = time.monotonic() + self._closing_seconds
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            try:
+                _check_bindable(self._settings.host, port, "--port")
+                break
+            except FailedPreconditionError:
+                if time.monotonic() > until:
+                    raise
+        credentials = _credentials(self._files, asks_for_certificates=not self._by_token)
+        successor.bind(self._settings.host, port, "--port", credentials)
+        await successor.grpc.start()
+        self._main = successor
 
     async def drain(self) -> None:
         """Drains as `begin_drain` and waits until no call is in flight.
@@ -201,6 +235,7 @@ class Server:
         try:
             async with asyncio.timeout(grace + self._closing_seconds):
                 await asyncio.gather(*(one.grpc.stop(grace) for one in self._listeners))
+                await asyncio.gather(*self._released.values())
         except TimeoutError:
             logger.warning("gRPC did not close its connections in time; continuing without it")
 
@@ -224,7 +259,12 @@ class Server:
 
     @property
     def _listeners(self) -> "list[_Listener]":
-        return [self._main] if self._admin is None else [self._main, self._admin]
+        found = [*self._released, self._main]
+        return found if self._admin is None else [*found, self._admin]
+
+    def _main_listener(self) -> "_Listener":
+        access, bound = Access(self._by_token), self._max_message_bytes
+        return self._listener(access, self._in_flight, max_message_bytes=bound)
 
     def _listener(
         self,

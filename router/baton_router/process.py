@@ -152,28 +152,44 @@ async def serve(settings: RouterSettings) -> None:
         exposition.add(ImageMetrics(images, pools))
         admin = RouterAdmin(models, fleets, requests, readiness, tenants, calls, server.begin_drain)
         server.add_admin(RouterAdmin.add_to_server, admin)
-        server.on_drain(requests.begin_drain)
-        server.on_drain(readiness.drain)
         fleets.start()
         for model in served:
             model.rebalancer.start()
             stack.push_async_callback(model.rebalancer.stop)
         await serve_metrics(settings, exposition, server, stack, partial(_pages, fleets))
+        http = None
         if settings.http.port is not None:
             parts = (redis, models, requests, readiness, tenants, limits, exposition, large)
             http = _http_server(settings, *parts)
             await http.start(settings.http.port)
             stack.push_async_callback(http.stop)
-            notice = min(_NOTICE_SECONDS, settings.drain_timeout_s / 2)
-            server.on_drain(partial(http.release_connections, notice))
-            server.on_drain(requests.drain)
-            server.on_drain(http.wait_idle)
-        else:
-            server.on_drain(requests.drain)
+        _on_drain(server, requests, readiness, http, settings.drain_timeout_s)
         await server.start()
         stack.push_async_callback(server.stop)
         settle()
         await run_until(server.run_until_signal(), readiness.run(server.set_ready))
+
+
+def _on_drain(
+    server: Server,
+    requests: Requests,
+    readiness: RouterReadiness,
+    http: "HttpServer | None",
+    timeout: float,
+) -> None:
+    """Orders what a drain does: it tells clients of it, serves those that have not heard of it, and
+    refuses new requests only then."""
+    if http is not None:
+        server.on_drain(http.begin_drain)
+    server.on_drain(requests.begin_drain)
+    server.on_drain(readiness.drain)
+    server.on_drain(server.release_connections)
+    if http is not None:
+        notice = min(_NOTICE_SECONDS, timeout / 2)
+        server.on_drain(partial(http.release_connections, notice))
+    server.on_drain(requests.drain)
+    if http is not None:
+        server.on_drain(http.wait_idle)
 
 
 @dataclass(frozen=True, slots=True)

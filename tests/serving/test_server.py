@@ -133,6 +133,54 @@ async def test_drain_and_stop_ignore_open_health_watch():
         assert time.monotonic() - began < 5.0
 
 
+async def test_released_connections_keep_their_calls_alone():
+    release = asyncio.Event()
+    peers = []
+
+    async def generate(request, context):
+        peers.append(context.peer())
+        yield chunk("a")
+        if request.request_id == "long":
+            await release.wait()
+            yield chunk("b")
+
+    async with serving(generate) as running:
+        server, generating = running.server, running.inference.Generate
+        long = generating(pb.GenerateRequest(request_id="long"))
+        await long.read()
+        await server.set_ready(True)
+        port = server.port
+        await server.release_connections()
+        assert server.port == port
+        assert [m.tokens.text async for m in generating(pb.GenerateRequest())] == ["a"]
+        assert peers[0] != peers[1]
+        assert await health_of(running.channel) == [SERVING, SERVING, SERVING]
+        draining = asyncio.create_task(server.drain())
+        await asyncio.sleep(0.05)
+        assert (server.num_calls, draining.done()) == (1, False)
+        release.set()
+        await asyncio.wait_for(draining, 2.0)
+        assert (await long.read()).tokens.text == "b"
+        assert await long.code() is grpc.StatusCode.OK
+        async with asyncio.timeout(4.0):
+            await server.stop()
+
+
+async def test_stop_ends_calls_on_released_connections():
+    async def generate(request, context):
+        yield chunk("a")
+        await asyncio.sleep(60)
+
+    async with serving(generate) as running:
+        call = running.inference.Generate(pb.GenerateRequest())
+        await call.read()
+        await running.server.release_connections()
+        async with asyncio.timeout(4.0):
+            await running.server.stop(0.0)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.read()
+
+
 async def test_server_stop_gives_up_when_grpc_takes_too_long(caplog):
     server = Server(ServingSettings(), closing_seconds=0.0)  # gRPC takes longer in any case
     await server.start()

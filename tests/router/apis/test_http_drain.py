@@ -73,8 +73,8 @@ async def served() -> AsyncIterator[tuple[HttpServer, App, list[Connection]]]:
 
 async def test_kept_connection_serves_one_more_request_in_drain():
     async with served() as (server, _, (client, *_)):
+        await server.begin_drain()
         draining = asyncio.create_task(server.release_connections(NOTICE))
-        await asyncio.sleep(0)
         assert await client.closes_after()
         assert await client.closes_after()  # by a new connection
         assert not draining.done()
@@ -85,6 +85,7 @@ async def test_quiet_connections_end_notice_of_drain():
     async with served() as (server, _, _):
         loop = asyncio.get_running_loop()
         began = loop.time()
+        await server.begin_drain()
         await server.release_connections(60.0)
         assert 0.8 < loop.time() - began < 10.0
         assert not server._server.open_connections
@@ -94,6 +95,7 @@ async def test_drain_without_connections_has_no_notice():
     server = HttpServer(App(), "127.0.0.1")
     await server.start(0)
     async with asyncio.timeout(SOON):
+        await server.begin_drain()
         await server.release_connections(60.0)
     await server.stop()
 
@@ -104,8 +106,8 @@ async def test_answer_begun_before_drain_leaves_room_for_next():
         stream = asyncio.create_task(streaming.closes_after("/stream"))
         other = asyncio.create_task(late.closes_after("/late"))
         await until(lambda: app.num_begun == 5)
+        await server.begin_drain()
         draining = asyncio.create_task(server.release_connections(60.0))
-        await asyncio.sleep(0)
         app.release.set()
         assert not await stream
         assert await other
@@ -117,6 +119,7 @@ async def test_connections_close_after_answer_past_notice():
     async with served() as (server, app, (streaming, *_)):
         stream = asyncio.create_task(streaming.closes_after("/stream"))
         await until(lambda: app.num_begun == 4)
+        await server.begin_drain()
         await server.release_connections(0.1)
         assert [c.is_busy for c in server._server.open_connections if c.may_be_reused] == []
         app.release.set()

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import math
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -39,10 +41,23 @@ class _Uvicorn(uvicorn.Server):
         self._limits = limits
         self._context = context
         self._keeps_connections = True
+        self._last_opened_at = -math.inf
 
     @property
     def open_connections(self) -> list[Connection]:
         return [c for c in self.server_state.connections if isinstance(c, Connection)]
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if no client may send a request on a connection, nor was opening any recently."""
+        is_kept = any(connection.may_be_reused for connection in self.open_connections)
+        return not is_kept and time.monotonic() - self._last_opened_at >= _QUIET_SECONDS
+
+    def close_idle_connections(self) -> None:
+        """Closes the connections whose clients sent nothing recently."""
+        for connection in self.open_connections:
+            if connection.may_be_reused and connection.seconds_idle >= _QUIET_SECONDS:
+                connection.close_when_idle()
 
     def keep_no_longer(self) -> None:
         """Has each connection close after its next answer, those of the future too."""
@@ -70,6 +85,7 @@ class _Uvicorn(uvicorn.Server):
         self.started = True
 
     def _new_connection(self) -> Connection:
+        self._last_opened_at = time.monotonic()
         return Connection(
             config=self.config,
             server_state=self.server_state,
@@ -80,7 +96,8 @@ class _Uvicorn(uvicorn.Server):
 
 
 class HttpServer:
-    """HTTP server. Use: `start`; to drain `release_connections` and `wait_idle`; then `stop`."""
+    """HTTP server. Use: `start`; to drain, `begin_drain`, `release_connections` and `wait_idle`;
+    then `stop`."""
 
     def __init__(
         self,
@@ -125,21 +142,23 @@ class HttpServer:
         logger.info("OpenAI's API is at %s://%s:%d/v1", self._scheme, self._host, port)
         return port
 
+    async def begin_drain(self) -> None:
+        """Has each answer that begins from now on close its connection, by `Connection: close`."""
+        self._server.keep_no_longer()
+
     async def release_connections(self, timeout: float) -> None:
-        """Closes the connections that clients keep, so that they open others elsewhere.
+        """Closes the connections that clients keep, after `begin_drain`.
 
         An idle connection that is closed loses the request that its client is just sending. So
-        those that were quiet for a second are closed, and others after one more answer, which has
-        `Connection: close`. Returns once no connection is kept, or after `timeout` seconds: those
-        that are left then close after the answer under way. New ones serve one request each.
+        those that were quiet for a second are closed, and others after one more answer. Returns
+        once no connection is kept and for a second none was opened, as by a load balancer that does
+        not know yet; or after `timeout` seconds: those that are left then close after the answer
+        under way.
         """
-        self._server.keep_no_longer()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while kept := [c for c in self._server.open_connections if c.may_be_reused]:
-                    for connection in kept:
-                        if connection.seconds_idle >= _QUIET_SECONDS:
-                            connection.close_when_idle()
+                while not self._server.is_quiet:
+                    self._server.close_idle_connections()
                     await asyncio.sleep(_LOOK_SECONDS)
         for connection in self._server.open_connections:
             connection.close_when_idle()
