@@ -128,6 +128,21 @@ def test_doctor_says_that_no_worker_can_run(
     assert install_command("worker") in result.stdout
 
 
+@pytest.mark.parametrize("runs_workers", [True, False])
+def test_doctor_asks_for_the_memory_of_workers_alone(
+    monkeypatch: pytest.MonkeyPatch, runs_workers: bool
+) -> None:
+    """The pod of `helm test` has 512 MiB, and the router's image."""
+    if not runs_workers:
+        monkeypatch.setitem(sys.modules, "llguidance", None)
+    found = checked(memory_of=lambda: 2**29)
+    if runs_workers:
+        assert found["memory"][:2] == ("fault", "0.5 GiB allowed by the cgroup")
+    else:
+        assert "memory" not in found
+        assert not [subject for subject, (level, *_) in found.items() if level == "fault"]
+
+
 def test_doctor_finds_missing_redis_server_for_local_cluster(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -47,20 +47,23 @@ def machine(
     *,
     version_of: Callable[[str], str] = version,
     device_of: Callable[[], Finding] | None = None,
+    memory_of: Callable[[], int] = allowed_memory,
 ) -> Iterator[Finding]:
     """Checks everything but Redis. A router would listen on `host` and `port`.
 
     `version_of` returns the version of an installed package, or raises `PackageNotFoundError`;
-    `device_of` the device that workers compute on, ok if it is a GPU.
+    `device_of` the device that workers compute on, ok if it is a GPU; `memory_of` the bytes of
+    memory that a process may use.
     """
     yield _python()
     yield from _packages(version_of)
     yield (device := (device_of or _device)())
     if device.level is Level.OK:
         yield compiler()
-    yield _workers()
+    yield (workers := _workers())
     yield _shared_memory()
-    yield _memory()
+    if workers.level is not Level.NOTE:  # what else runs here takes little
+        yield _memory(memory_of())
     yield _files()
     yield port_check(host, port)
 
@@ -180,9 +183,9 @@ def _shared_memory() -> Finding:
     return ok(subject, "sealed memory can be shared with other processes")
 
 
-def _memory() -> Finding:
-    """Checks the memory of this machine, or that of the cgroup if it is less."""
-    allowed = allowed_memory()
+def _memory(allowed: int) -> Finding:
+    """Checks that a worker has enough of the bytes that are allowed: those of this machine, or of
+    the cgroup if it has less."""
     by_group = " allowed by the cgroup" if allowed < machine_memory() else ""
     text = f"{allowed / _GIB:.1f} GiB{by_group}"
     if allowed < _SMALL_WORKER:
