@@ -12,6 +12,7 @@ from baton.cli.checks.finding import Finding, Level
 from baton.cli.checks.machine import NO_WORKER, machine
 from baton.cli.checks.store import store
 from baton.rpc.tls import Tls
+from baton.serving.listening import without_brackets
 
 _STYLES = {Level.OK: "green", Level.NOTE: "yellow", Level.FAULT: "bold red"}
 
@@ -19,7 +20,7 @@ _STYLES = {Level.OK: "green", Level.NOTE: "yellow", Level.FAULT: "bold red"}
 def installation(address: str, redis_url: str | None) -> Iterator[Finding]:
     """Checks this machine, and the Redis that would be used."""
     host, _, port = address.rpartition(":")
-    yield from machine(host, int(port))
+    yield from machine(without_brackets(host), int(port))
     yield from store(redis_url)
 
 

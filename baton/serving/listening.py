@@ -1,11 +1,19 @@
-"""Listen addresses: their format, the loopback check, and errors of ports that cannot be bound."""
+"""Listen addresses: their format, the loopback check, sockets, and errors of ports that cannot be
+bound."""
 
 import errno
+import socket
+from collections.abc import Callable
 from ipaddress import ip_address
 
 from baton.errors import FailedPreconditionError
 
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - nothing is bound to here
+
+
+def without_brackets(host: str) -> str:
+    """Returns a host as sockets take it: an IPv6 address may be in brackets, as in URLs."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 def host_and_port(host: str, port: int) -> str:
@@ -21,6 +29,29 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def socket_address(
+    host: str, port: int, has_ipv6: Callable[[], bool] = socket.has_dualstack_ipv6
+) -> tuple[int, tuple[str, int]]:
+    """Returns the address family and the address to bind. "::" is "0.0.0.0" where the kernel has no
+    IPv6. Raises `OSError` for a host that does not resolve."""
+    if host == "::" and not has_ipv6():
+        host = "0.0.0.0"  # noqa: S104 - as the caller wants
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return family, (str(address[0]), int(address[1]))
+
+
+def listen(host: str, port: int, flag: str, backlog: int) -> socket.socket:
+    """Returns a socket that listens; on "::" for IPv4 as well, as gRPC does. Raises
+    `FailedPreconditionError` if it cannot; the error names `flag` if the port is in use."""
+    try:
+        family, address = socket_address(host, port)
+        return socket.create_server(
+            address, family=family, backlog=backlog, dualstack_ipv6=address[0] == "::"
+        )
+    except OSError as error:
+        raise cannot_listen(host, port, flag, error) from error
 
 
 def cannot_listen(host: str, port: int, flag: str, error: OSError) -> FailedPreconditionError:

@@ -23,7 +23,7 @@ from baton.serving.grpc.channels import server_options
 from baton.serving.grpc.connection_guard import ConnectionGuard, ConnectionLimits
 from baton.serving.grpc.interceptors import ErrorInterceptor, InFlightInterceptor
 from baton.serving.grpc.large_messages import LargeMessages
-from baton.serving.listening import WILDCARDS, cannot_listen, host_and_port
+from baton.serving.listening import WILDCARDS, cannot_listen, host_and_port, socket_address
 from baton.serving.settings import ServingSettings
 from baton.serving.telemetry.propagation import trace_interceptors
 
@@ -372,8 +372,8 @@ def _configuration(pem: Pem) -> "grpc.ServerCertificateConfiguration":
 def _check_bindable(host: str, port: int, flag: str) -> None:
     """Raises `FailedPreconditionError` with the reason if the address cannot be bound."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
+        family, address = socket_address(host, port)
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:

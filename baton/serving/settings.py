@@ -3,19 +3,22 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from baton.cluster.redis.settings import RedisSettings
 from baton.rpc.tls import Tls, TlsFiles
 from baton.serving.grpc.access import WORKER_NAME
 from baton.serving.grpc.channels import ServerLimits
-from baton.serving.listening import is_loopback
+from baton.serving.listening import is_loopback, without_brackets
 from baton.settings.groups import Group, Settings, flag_of, grouped
 
 
 def _upper(value: object) -> object:
     return value.upper() if isinstance(value, str) else value
 
+
+Host = Annotated[str, AfterValidator(without_brackets)]
+"""Host name or address; an IPv6 address may be given in brackets."""
 
 # Fields made at run time have no static types; those of the groups' classes do.
 if TYPE_CHECKING:
@@ -32,15 +35,17 @@ else:
 class ServingSettings(_Groups):
     """Settings that every serving process has."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on.")
+    host: Host = Field(
+        "127.0.0.1", description="Address to listen on; `::` is any, of IPv6 and of IPv4."
+    )
     port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
-    admin_host: str | None = Field(
+    admin_host: Host | None = Field(
         None, description="Address to listen on for administration. Unset: --host."
     )
     admin_port: int = Field(
         0, ge=0, le=65535, description="Port for administration; 0 takes any free one."
     )
-    advertise_host: str | None = Field(
+    advertise_host: Host | None = Field(
         None,
         description="Host at which other processes reach this one; needed if --host is a "
         "wildcard. Unset: --host.",

@@ -14,7 +14,7 @@ from baton.serving.grpc.channels import MAX_ENCODER_INPUT_BYTES
 from baton.serving.grpc.coalescer import INTERVAL_SECONDS
 from baton.serving.grpc.connection_guard import ConnectionLimits
 from baton.serving.grpc.large_requests import DEFAULT_BUDGET_BYTES
-from baton.serving.settings import ServingSettings
+from baton.serving.settings import Host, ServingSettings
 from baton.serving.tenant import Tenants
 from baton.settings.groups import Group, grouped
 from baton_router.apis.edge.settings import HttpSettings
@@ -118,7 +118,7 @@ class RouterSettings(_RouterGroups):
         "image_url_timeout_s": "images_url_timeout_s",
     }
 
-    admin_host: str | None = Field(
+    admin_host: Host | None = Field(
         "127.0.0.1",
         description="Address to listen on for administration. A client that reaches it can "
         "operate the whole cluster.",

@@ -19,7 +19,7 @@ from baton.cli.local.tls_folder import TlsFolder
 from baton.cluster.parent_death import dying_with_parent
 from baton.cluster.redis.address import has_secret
 from baton.errors import InvalidArgumentError
-from baton.serving.listening import WILDCARDS
+from baton.serving.listening import WILDCARDS, host_and_port, without_brackets
 from baton.settings.loading import parse
 from baton.worker.roles import modules, settings_class
 
@@ -105,31 +105,31 @@ class Process:
     @property
     def endpoint(self) -> str:
         """Address on this machine: "host:port"."""
-        return f"{self._host}:{self.port}"
+        return host_and_port(self._host, self.port)
 
     @property
     def admin_endpoint(self) -> str:
         """Address of its admin service on this machine: "host:port"."""
-        host = HOST if self.role == "router" else self._host
-        return f"{host}:{self.admin_port}"
+        default = HOST if self.role == "router" else self._host
+        return host_and_port(_reached_at(self._flags.get("admin_host"), default), self.admin_port)
 
     @property
     def metrics_endpoint(self) -> str | None:
         """Address of its metrics on this machine: "host:port"; None if it serves none."""
         port = self._flags.get("metrics_port", self.metrics_port)
         is_served = port and self._flags.get("metrics", True)
-        return f"{self._host}:{port}" if is_served else None
+        return host_and_port(self._host, int(str(port))) if is_served else None
 
     @property
     def http_address(self) -> str:
         """HTTP address on this machine: "http://host:port", https with TLS."""
         scheme = "http" if self.tls is None else "https"
-        return f"{scheme}://{self._host}:{self.http_port}"
+        assert self.http_port is not None, "there is no HTTP"
+        return f"{scheme}://{host_and_port(self._host, self.http_port)}"
 
     @property
     def _host(self) -> str:
-        host = str(self._flags.get("host") or HOST)
-        return HOST if host in WILDCARDS else host
+        return _reached_at(self._flags.get("host"), HOST)
 
     @property
     def worker_id(self) -> str:
@@ -289,6 +289,12 @@ class Process:
         except OSError:
             return []
         return written[-_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
+
+
+def _reached_at(host: object, default: str) -> str:
+    """Returns the host at which this machine reaches a process that listens on `host`."""
+    name = without_brackets(str(host or default))
+    return HOST if name in WILDCARDS else name
 
 
 def _flags(flags: Flags) -> list[str]:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from baton.serving.listening import cannot_listen
+from baton.serving.listening import listen
 
 MAX_CONNECTIONS = 8
 MAX_REQUEST_BYTES = 8192
@@ -67,13 +67,11 @@ class ScrapeServer:
 
     async def start(self) -> int:
         """Listens and returns the port. Raises `FailedPreconditionError` if it cannot."""
-        try:
-            self._server = await asyncio.start_server(
-                self._accept, self._host, self._port, limit=MAX_REQUEST_BYTES, backlog=_BACKLOG
-            )
-        except OSError as error:
-            raise cannot_listen(self._host, self._port, "--metrics-port", error) from error
-        self._port = self._server.sockets[0].getsockname()[1]
+        listening = listen(self._host, self._port, "--metrics-port", _BACKLOG)
+        self._port = listening.getsockname()[1]
+        self._server = await asyncio.start_server(
+            self._accept, sock=listening, limit=MAX_REQUEST_BYTES, backlog=_BACKLOG
+        )
         return self._port
 
     async def stop(self) -> None:

@@ -13,7 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from baton.rpc.tls import Tls
-from baton.serving.listening import cannot_listen
+from baton.serving.listening import host_and_port, listen
 from baton_router.apis.edge.connection import Connection
 from baton_router.apis.edge.listener import Listener
 from baton_router.apis.edge.middleware import InFlight
@@ -28,6 +28,7 @@ _KEEP_ALIVE_SECONDS = 75
 # Seconds without a request after which a client is taken not to be sending one just now.
 _QUIET_SECONDS = 1.0
 _LOOK_SECONDS = 0.05
+_BACKLOG = 1024
 _LIMITS = ConnectionLimits()
 
 
@@ -136,10 +137,11 @@ class HttpServer:
     async def start(self, port: int) -> int:
         """Listens and returns the port, any free one for 0. Raises `FailedPreconditionError` if it
         cannot listen."""
-        listening = _listen(self._host, port)
+        listening = listen(self._host, port, "--http-port", _BACKLOG)
         port = listening.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
-        logger.info("OpenAI's API is at %s://%s:%d/v1", self._scheme, self._host, port)
+        address = host_and_port(self._host, port)
+        logger.info("OpenAI's API is at %s://%s/v1", self._scheme, address)
         return port
 
     async def begin_drain(self) -> None:
@@ -172,11 +174,3 @@ class HttpServer:
         self._server.should_exit = True
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=1024)
-    except OSError as error:
-        raise cannot_listen(host, port, "--http-port", error) from error
