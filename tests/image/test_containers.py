@@ -7,18 +7,20 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from baton import Client, SamplingParams
+from baton import Client, Image, Message, SamplingParams
 from baton.cli.local.ports import HOST, free_port
 from baton.engine.config import EngineConfig
 from baton.engine.llm import LLM
 from baton.errors import UnavailableError
 from baton.models import locate
+from baton.models.shapes.drawings import held_out, questions
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.containers import RESTRICTED, Podman, temporary_podman
+from tests.support.router.images import encoded
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(1800)]
@@ -83,8 +85,9 @@ class Containers:
         self._ports.add(port)
         return port
 
-    def start(self, role: str, name: str) -> None:
-        """Starts a process of Baton. That of name `ROUTER` has the same ports each time."""
+    def start(self, role: str, name: str, **settings: object) -> str:
+        """Starts a process of Baton; returns its address. That of name `ROUTER` has the same ports
+        each time."""
         ports = {"port": self._port(), "admin_port": self._port()}
         if name == ROUTER:
             addresses = {"port": self.address, "admin_port": self._admin_address}
@@ -94,14 +97,17 @@ class Containers:
             own = {"num_blocks": 512, "device": "cpu", "worker_id": name}
         image = self._images["router" if role == "router" else "worker"]
         common = {"metrics_port": 0, "redis_url": self._redis_url}
-        self.podman.start(name, image, "baton", role, **ports, **common, **own)
+        self.podman.start(name, image, "baton", role, **ports, **common, **own, **settings)
+        return f"{HOST}:{ports['port']}"
 
     @contextmanager
-    def temporary(self, role: str, name: str) -> Iterator[None]:
-        self.start(role, name)
+    def temporary(self, role: str, name: str, **settings: object) -> Iterator[str]:
+        """Runs a process of Baton for the length of the block; yields its address."""
+        address = self.start(role, name, **settings)
         try:
-            yield
+            yield address
         finally:
+            print(f"== {name}\n{self.podman.logs(name)}")
             self.podman.remove(name)
 
     def start_again(self, role: str, name: str) -> None:
@@ -217,6 +223,26 @@ def test_generate_outside_gives_tokens_of_local_engine(containers, engine):
     assert answer["completions"][0]["token_ids"] == answer_of(engine, PROMPT, GREEDY)
     assert answer["prefill_worker"] in PREFILLS
     assert answer["decode_worker"] in DECODES
+
+
+def test_containers_answer_about_image(containers):
+    """The router preprocesses it, from the read-only root of its image."""
+    drawing, _ = held_out(0)
+    asked = [question for question in questions(drawing) if question.kind == "count"]
+    with ExitStack() as stack:
+        for role in ("prefill-worker", "decode-worker", "router"):
+            address = stack.enter_context(
+                containers.temporary(role, f"shapes-{role}", model="shapes")
+            )
+        client = stack.enter_context(Client(address))
+        picture = Image(encoded(drawing.image()))
+
+        def answer(question: str) -> str:
+            messages = [Message("user", [picture, question])]
+            return client.generate(messages, SamplingParams(max_tokens=24, temperature=0)).text()
+
+        wait_until(lambda: answer(asked[0].text), 120.0, "an answer", ignoring=(UnavailableError,))
+        assert [answer(each.text).strip() for each in asked] == [each.answer for each in asked]
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -18,6 +18,7 @@ from baton.cluster.parent_death import dying_with_parent
 from baton.cluster.redis.embedded import EmbeddedRedis
 from baton.errors import UnavailableError
 from tests.support import container_file
+from tests.support.image_families import NAMES, outcomes_in, save_families
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(600)]
@@ -99,6 +100,13 @@ def test_router_image_serves_and_leaves_its_files_unchanged(router_root, cluster
         router.send_signal(signal.SIGTERM)
         assert router.wait(30) == 0
     assert files_of(router_root) == before
+
+
+def test_router_image_reads_image_of_each_family(router_root, tmp_path):
+    save_families(tmp_path)
+    outcomes = outcomes_in(router_root, tmp_path)
+    assert outcomes.keys() == {*NAMES, "shapes"}
+    assert all(isinstance(outcome, int) and outcome > 0 for outcome in outcomes.values()), outcomes
 
 
 def test_router_and_worker_images_form_cluster(router_root, worker_root, tmp_path):

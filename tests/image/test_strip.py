@@ -1,6 +1,5 @@
 """The router's environment without what it does not import (`helm/image/strip.py`)."""
 
-import json
 import os
 import re
 import shutil
@@ -13,14 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from baton.models import locate, read_json
+from baton.models import read_json
 from baton.models.images import VISION_TOWERS
-from tests.support.engine.images import VISION_LANGUAGE, image, save_vision_language
+from tests.support.image_families import NAMES, outcomes_in, save_families
 from tests.support.repository import ROOT
 
 STEPS = ROOT / "helm" / "image"
-# Those of another activation have the same processors.
-NAMES = [name for name in VISION_LANGUAGE if not name.endswith("_gelu")]
 
 
 def link(source: str, target: str) -> None:
@@ -61,27 +58,12 @@ def stripped_root(tmp_path_factory) -> Path:
 
 
 def test_stripped_environment_reads_image_of_each_family(stripped_root, tmp_path):
-    for name in NAMES:
-        save_vision_language(name, tmp_path / name)
-    checkpoints = [tmp_path / name for name in NAMES]
-    configs = [read_json(checkpoint / "config.json") for checkpoint in checkpoints]
+    save_families(tmp_path)
+    configs = [read_json(tmp_path / name / "config.json") for name in NAMES]
     covered = {(config["model_type"], config["vision_config"]["model_type"]) for config in configs}
     assert covered == {(kind, tower) for kind, all_ in VISION_TOWERS.items() for tower in all_}
-    image(1).save(tmp_path / "image.png")
-    folders = [*map(str, checkpoints), locate("shapes")]
-    done = subprocess.run(
-        [
-            *(stripped_root / "bin" / "python", "-P"),
-            *(ROOT / "tests" / "support" / "stripped_images.py", tmp_path / "image.png", *folders),
-        ],
-        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    outcomes = json.loads(done.stdout)
-    assert list(outcomes) == folders
+    outcomes = outcomes_in(stripped_root, tmp_path)
+    assert outcomes.keys() == {*NAMES, "shapes"}
     assert all(isinstance(outcome, int) and outcome > 0 for outcome in outcomes.values()), outcomes
 
 

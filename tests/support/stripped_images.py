@@ -2,8 +2,8 @@
 
     python stripped_images.py IMAGE CHECKPOINT...
 
-Prints the number of tokens of the image, or the error, by checkpoint, as JSON. Run in an
-environment without torch; imports nothing of the tests.
+Prints the number of tokens of the image, or the error, by the name of the checkpoint, as JSON. Runs
+in an environment without torch, and imports nothing of the tests.
 """
 
 import json
@@ -32,4 +32,4 @@ def _outcome(checkpoint: str, file: bytes) -> int | str:
 if __name__ == "__main__":
     image, *checkpoints = sys.argv[1:]
     content = Path(image).read_bytes()
-    print(json.dumps({checkpoint: _outcome(checkpoint, content) for checkpoint in checkpoints}))
+    print(json.dumps({Path(one).name: _outcome(one, content) for one in checkpoints}))
