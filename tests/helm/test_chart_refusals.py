@@ -91,6 +91,32 @@ WRONG = {
         "'rdma' does not match",
     ),
     "half a device": ({"decode": {"extraResources": {"rdma/hca": 0.5}}}, "/rdma~1hca"),
+    "a variable without a name": ({"pod": {"env": [{"value": "1"}]}}, "/pod/env/0"),
+    "a number as a variable": ({"pod": {"env": [{"name": "A", "value": 1}]}}, "/pod/env/0/value"),
+    "a variable of two sources": (
+        {"pod": {"env": [{"name": "A", "value": "1", "valueFrom": {"fieldRef": {}}}]}},
+        "/pod/env/0",
+    ),
+    "variables from two objects": (
+        {"pod": {"envFrom": [{"secretRef": {"name": "a"}, "configMapRef": {"name": "b"}}]}},
+        "/pod/envFrom/0",
+    ),
+    "a volume of nothing": ({"router": {"pod": {"volumes": [{"name": "a"}]}}}, "/pod/volumes/0"),
+    "a mount without a path": (
+        {"decode": {"pod": {"volumeMounts": [{"name": "tmp"}]}}},
+        "/decode/pod/volumeMounts/0",
+    ),
+    "a mount of no volume": (
+        {"pod": {"volumeMounts": [{"name": "data", "mountPath": "/a"}]}},
+        "pod.volumeMounts: names the volume data",
+    ),
+    "a sidecar without an image": ({"pod": {"sidecars": [{"name": "a"}]}}, "/pod/sidecars/0"),
+    "a sidecar of the name of the process": (
+        {"router": {"pod": {"sidecars": [{"name": "router", "image": "a"}]}}},
+        "pod.sidecars: has a container router",
+    ),
+    "an unknown key of pods": ({"pod": {"sidecar": []}}, "'sidecar'"),
+    "an object without a kind": ({"extraObjects": [{"apiVersion": "v1"}]}, "/extraObjects/0"),
     "two socket directories": (
         {"kv": {"socketDirectory": {"claim": "a", "hostPath": "/b"}}},
         "kv.socketDirectory",

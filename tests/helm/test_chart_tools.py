@@ -12,10 +12,9 @@ from tests.support.kube_tools import WHEELS, tool
 from tests.support.rendered_chart import (
     CHART,
     EVERYTHING,
-    IMAGES,
+    EXTENDED,
     NAMESPACE,
-    PRESETS,
-    component,
+    TOGETHER,
     of_kind,
     preset,
     render,
@@ -70,7 +69,7 @@ def test_helm_is_of_its_major_version(major):
     assert run(major, "helm", "version", "--short").stdout.startswith(f"v{major}.")
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", TOGETHER)
 @pytest.mark.parametrize("major", WHEELS)
 def test_helm_lints_and_renders_as_its_library(major, name):
     done = run(major, "helm", "lint", "--strict", CHART, *KUBERNETES, values=values_of(name))
@@ -122,7 +121,9 @@ def test_kubectl_reads_every_object_of_the_chart(major, tmp_path):
     assert sorted(yaml.safe_load_all(done.stdout), key=key) == sorted(objects, key=key)
 
 
-@pytest.mark.parametrize("values", [values_of(EVERYTHING), {"prefill": DEVICES}])
+@pytest.mark.parametrize(
+    "values", [values_of(EVERYTHING), values_of(EXTENDED), {"prefill": DEVICES}]
+)
 @pytest.mark.parametrize("major", WHEELS)
 def test_kubectl_knows_every_field_of_workloads(major, values):
     """A typed object loses the fields that this version of Kubernetes does not know."""

@@ -65,10 +65,30 @@ podLabels: { team: llm }
 podAnnotations: { example/note: "yes" }
 """
 
-# Which no release does without, and no preset has.
-IMAGES: Object = {"image": {"registry": "registry.example"}}
+# What operators add to pods and objects, on top of everything.
+EXTENDED = "extended"
+_EXTENDED = """
+pod:
+  env:
+    - { name: HTTPS_PROXY, value: "http://proxy.example:3128" }
+    - { name: NODE_NAME, valueFrom: { fieldRef: { fieldPath: spec.nodeName } } }
+  envFrom: [{ secretRef: { name: more, optional: true }, prefix: MORE_ }]
+  volumes: [{ name: authorities, configMap: { name: authorities } }]
+  volumeMounts: [{ name: authorities, mountPath: /etc/authorities, readOnly: true }]
+  initContainers: [{ name: waits, image: registry.example/busybox:1, command: [sleep, "1"] }]
+  sidecars: [{ name: logs, image: registry.example/fluent-bit:4 }]
+extraObjects:
+  - apiVersion: v1
+    kind: ConfigMap
+    metadata:
+      name: "{{ .Release.Name }}-more"
+      namespace: "{{ .Release.Namespace }}"
+      labels: { app.kubernetes.io/component: more }
+    data: { more: "1" }
+"""
 
 PRESETS = ("values", *sorted(path.stem for path in CHART.glob("values-*.yaml")), EVERYTHING)
+TOGETHER = (*PRESETS, EXTENDED)
 # What every release deploys; encode workers only where it is told to.
 WORKERS = ("prefill", "decode")
 PROCESSES = ("router", *WORKERS)
@@ -85,7 +105,9 @@ def chart() -> helm.Chart:
 def values_of(preset: str) -> Object:
     """Returns the values that a preset sets on top of `values.yaml`, with images."""
     if preset == "values":
-        return IMAGES
+        return {}
+    if preset == EXTENDED:
+        return {**chart().merge_values(values_of(EVERYTHING)), **yaml.safe_load(_EXTENDED)}
     text = _EVERYTHING if preset == EVERYTHING else (CHART / f"{preset}.yaml").read_text()
     (values,) = documents(text)
     return {**IMAGES, **values}

@@ -1,0 +1,106 @@
+"""What operators add to pods: variables, volumes and containers, of all pods or of one role."""
+
+import pytest
+
+from tests.support.rendered_chart import (
+    EXTENDED,
+    PRESETS,
+    component,
+    container_of,
+    env_of,
+    of_kind,
+    pod_of,
+    preset,
+    render,
+    workloads,
+)
+
+PODS = ("router", "prefill", "decode", "encode", "endpoint-picker", "redis")
+ADDED = {"envFrom", "initContainers", "priorityClassName", "schedulerName", "resourceClaims"}
+
+
+def key_of(name):
+    """The key of values of a component."""
+    return {"endpoint-picker": "endpointPicker"}.get(name, name)
+
+
+def names(entries, key="name"):
+    return [entry[key] for entry in entries]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_add_nothing_to_pods(name):
+    for workload in workloads(preset(name)).values():
+        assert not pod_of(workload).keys() & ADDED
+        assert not container_of(workload).keys() & ADDED
+
+
+def test_pod_values_reach_every_pod():
+    found = workloads(preset(EXTENDED))
+    assert found.keys() == set(PODS)
+    for name, plain in workloads(preset("everything")).items():
+        pod = pod_of(found[name])
+        (main, *sidecars) = pod["containers"]
+        before = container_of(plain)
+        assert main["name"] == before["name"]
+        assert names(main["env"])[:-2] == names(before["env"])
+        assert names(main["env"])[-2:] == ["HTTPS_PROXY", "NODE_NAME"]
+        assert main["envFrom"] == [
+            {"prefix": "MORE_", "secretRef": {"name": "more", "optional": True}}
+        ]
+        assert main["volumeMounts"][-1]["mountPath"] == "/etc/authorities"
+        assert pod["volumes"][-1] == {"name": "authorities", "configMap": {"name": "authorities"}}
+        assert names(pod["initContainers"]) == ["waits"]
+        assert names(sidecars) == ["logs"]
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_pod_values_of_role_come_on_top_for_it_alone(name):
+    variables = [{"name": "A", "value": "role"}, {"name": "C", "value": "role"}]
+    values = {
+        "pod": {"env": [{"name": "A", "value": "all"}, {"name": "B", "value": "all"}]},
+        "encode": {"replicas": 1},
+        "endpointPicker": {"enabled": True},
+    }
+    values[key_of(name)] = {**values.get(key_of(name), {}), "pod": {"env": variables}}
+    for other, workload in workloads(render(values)).items():
+        found = {key: env_of(workload).get(key, {}).get("value") for key in "ABC"}
+        expected = ("role", "all", "role") if other == name else ("all", "all", None)
+        assert tuple(found.values()) == expected
+
+
+def test_pod_values_replace_what_chart_names_alike_in_place():
+    """A server that applies refuses a list with two entries of one key."""
+    own = {
+        "env": [{"name": "HF_HOME", "value": "/data"}],
+        "volumes": [{"name": "cache", "persistentVolumeClaim": {"claimName": "mine"}}],
+        "volumeMounts": [{"name": "cache", "mountPath": "/cache", "subPath": "a"}],
+    }
+    plain = workloads(render({}))["decode"]
+    changed = workloads(render({"decode": {"pod": own}}))["decode"]
+    before, after = container_of(plain), container_of(changed)
+    assert names(after["env"]) == names(before["env"])
+    assert env_of(changed)["HF_HOME"]["value"] == "/data"
+    assert names(after["volumeMounts"], "mountPath") == names(before["volumeMounts"], "mountPath")
+    volumes = {volume["name"]: volume for volume in pod_of(changed)["volumes"]}
+    assert volumes["cache"] == own["volumes"][0]
+    assert names(pod_of(changed)["volumes"]) == names(pod_of(plain)["volumes"])
+
+
+def test_added_containers_are_restricted_unless_they_say_otherwise():
+    container = {"name": "a", "image": "registry.example/a:1"}
+    open_one = {**container, "name": "b", "securityContext": {"readOnlyRootFilesystem": False}}
+    pod = {"initContainers": [{**container, "name": "c"}], "sidecars": [container, open_one]}
+    found = pod_of(workloads(render({"router": {"pod": pod}}))["router"])
+    main, plain, changed = (c["securityContext"] for c in found["containers"])
+    assert plain == main == found["initContainers"][0]["securityContext"]
+    assert changed == {**main, "readOnlyRootFilesystem": False}
+
+
+def test_extra_objects_are_rendered_as_templates():
+    found = {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "{{ .Release.Name }}-a"}}
+    text = "kind: ConfigMap\nmetadata:\n  name: {{ include \"baton.fullname\" . }}-b\n"
+    objects = render({"extraObjects": [found, text]})
+    given = {o["metadata"]["name"] for o in of_kind(objects, "ConfigMap")}
+    assert given == {"demo-a", "demo-baton-b"}
+    assert all(component(o) != "more" for o in of_kind(preset("everything"), "ConfigMap"))
