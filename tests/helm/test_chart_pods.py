@@ -104,3 +104,54 @@ def test_extra_objects_are_rendered_as_templates():
     given = {o["metadata"]["name"] for o in of_kind(objects, "ConfigMap")}
     assert given == {"demo-a", "demo-baton-b"}
     assert all(component(o) != "more" for o in of_kind(preset("everything"), "ConfigMap"))
+
+
+def test_service_accounts_are_annotated_or_existing_ones():
+    for found in of_kind(preset(EXTENDED), "ServiceAccount"):
+        role = {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/baton"}
+        assert found["metadata"]["annotations"] == role
+    values = {"pod": {"serviceAccount": "all"}, "prefill": {"pod": {"serviceAccount": "mine"}}}
+    objects = render({**values, "endpointPicker": {"enabled": True}})
+    assert of_kind(objects, "ServiceAccount") == []
+    used = {name: pod_of(found)["serviceAccountName"] for name, found in workloads(objects).items()}
+    assert used.pop("prefill") == "mine"
+    assert set(used.values()) == {"all"}
+    made = of_kind(render({"redis": {"pod": {"serviceAccount": "mine"}}}), "ServiceAccount")
+    assert {component(found) for found in made} == {"router", "prefill", "decode"}
+
+
+def test_folders_of_pods_have_size_limits():
+    for name, workload in workloads(preset(EXTENDED)).items():
+        volumes = {volume["name"]: volume for volume in pod_of(workload)["volumes"]}
+        if name != "redis":
+            assert volumes["tmp"]["emptyDir"] == {"sizeLimit": "1Gi"}
+            assert volumes["cache"]["emptyDir"] == {"sizeLimit": "20Gi"}
+    claim = {"model": {"source": "hub", "name": "org/m", "cacheClaim": "cache"}}
+    volumes = pod_of(workloads(render({**claim, "pod": {"cacheSize": "1Gi"}}))["decode"])["volumes"]
+    assert {"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}} in volumes
+
+
+def test_pods_request_ephemeral_storage():
+    storage = {"requests": {"ephemeral-storage": "10Gi"}, "limits": {"ephemeral-storage": "20Gi"}}
+    found = container_of(workloads(render({"decode": {"resources": storage}}))["decode"])
+    assert found["resources"]["requests"]["ephemeral-storage"] == "10Gi"
+    storage["limits"]["ephemeral-storage"] = "5Gi"
+    with pytest.raises(Exception, match=r"decode\.resources\.limits\.ephemeral-storage: is 5Gi"):
+        render({"decode": {"resources": storage}})
+
+
+def test_scheduling_of_pods_adds_to_chart_and_replaces_by_kind():
+    for name, workload in workloads(preset(EXTENDED)).items():
+        pod, plain = pod_of(workload), pod_of(workloads(preset("everything"))[name])
+        assert (pod["priorityClassName"], pod["schedulerName"]) == ("serving", "volcano")
+        assert pod["nodeSelector"] == {**plain.get("nodeSelector", {}), "zone": "a"}
+        assert pod["tolerations"][:-1] == plain.get("tolerations", [])
+        assert pod["tolerations"][-1]["key"] == "dedicated"
+        assert pod["affinity"].keys() == {"nodeAffinity", *plain.get("affinity", {})}
+        (spread,) = pod["topologySpreadConstraints"]
+        assert spread["topologyKey"] == "kubernetes.io/hostname"
+        labels = spread["labelSelector"]["matchLabels"]
+        assert labels["app.kubernetes.io/component"] == name
+    rule = {"preferredDuringSchedulingIgnoredDuringExecution": []}
+    values = {"decode": {"pod": {"affinity": {"podAntiAffinity": rule}}}}
+    assert pod_of(workloads(render(values))["decode"])["affinity"]["podAntiAffinity"] == rule

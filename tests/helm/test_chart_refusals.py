@@ -115,6 +115,18 @@ WRONG = {
         {"router": {"pod": {"sidecars": [{"name": "router", "image": "a"}]}}},
         "pod.sidecars: has a container router",
     ),
+    "a size that is none": ({"pod": {"tmpSize": "much"}}, "/pod/tmpSize"),
+    "an account of no name": ({"pod": {"serviceAccount": "A_"}}, "/pod/serviceAccount"),
+    "a number as an annotation": (
+        {"redis": {"pod": {"serviceAccountAnnotations": {"a": 1}}}},
+        "/redis/pod/serviceAccountAnnotations/a",
+    ),
+    "a number as a priority": ({"pod": {"priorityClassName": 1000}}, "/pod/priorityClassName"),
+    "an affinity of no kind": ({"pod": {"affinity": {"podAffinities": {}}}}, "'podAffinities'"),
+    "a spread over nothing": (
+        {"pod": {"topologySpreadConstraints": [{"maxSkew": 1}]}},
+        "/pod/topologySpreadConstraints/0",
+    ),
     "an unknown key of pods": ({"pod": {"sidecar": []}}, "'sidecar'"),
     "an object without a kind": ({"extraObjects": [{"apiVersion": "v1"}]}, "/extraObjects/0"),
     "two socket directories": (

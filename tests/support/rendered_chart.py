@@ -77,6 +77,19 @@ pod:
   volumeMounts: [{ name: authorities, mountPath: /etc/authorities, readOnly: true }]
   initContainers: [{ name: waits, image: registry.example/busybox:1, command: [sleep, "1"] }]
   sidecars: [{ name: logs, image: registry.example/fluent-bit:4 }]
+  tmpSize: 1Gi
+  cacheSize: 20Gi
+  serviceAccountAnnotations: { eks.amazonaws.com/role-arn: "arn:aws:iam::1:role/baton" }
+  priorityClassName: serving
+  schedulerName: volcano
+  nodeSelector: { zone: a }
+  tolerations: [{ key: dedicated, operator: Equal, value: llm, effect: NoSchedule }]
+  affinity:
+    nodeAffinity:
+      requiredDuringSchedulingIgnoredDuringExecution:
+        nodeSelectorTerms: [{ matchExpressions: [{ key: gpu, operator: Exists }] }]
+  topologySpreadConstraints:
+    - { maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule }
 extraObjects:
   - apiVersion: v1
     kind: ConfigMap

@@ -61,6 +61,8 @@ template writes the spec of the chart, indented by six, from the root and "compo
 {{- with $own.volumes -}}
 {{- $_ := set $pod "volumes" (include "baton.lastOfKey" (dict "key" "name" "list" (concat $pod.volumes .)) | fromJsonArray) -}}
 {{- end -}}
+{{- include "baton.extendScheduling" (merge (dict "pod" $pod "own" $own) .) -}}
+{{- include "baton.limitFolders" (dict "pod" $pod "own" $own) -}}
 {{- include "baton.checkMounts" (dict "pod" $pod "component" .component) -}}
 {{- toYaml $pod | nindent 6 }}
 {{ else -}}
@@ -78,6 +80,39 @@ template writes the spec of the chart, indented by six, from the root and "compo
 {{- end -}}
 {{- end -}}
 {{- with .own.envFrom -}}{{- $_ := set $container "envFrom" . -}}{{- end -}}
+{{- end -}}
+
+{{- /* Changes "pod" by what "own" says of nodes, and of the account. Takes the component as well. */}}
+{{- define "baton.extendScheduling" -}}
+{{- $pod := .pod -}}
+{{- range $field, $name := dict "priorityClassName" "priorityClassName" "schedulerName" "schedulerName" "serviceAccountName" "serviceAccount" -}}
+{{- with get $.own $name -}}{{- $_ := set $pod $field . -}}{{- end -}}
+{{- end -}}
+{{- with .own.nodeSelector -}}{{- $_ := set $pod "nodeSelector" (merge (dict) ($pod.nodeSelector | default dict) .) -}}{{- end -}}
+{{- with .own.tolerations -}}{{- $_ := set $pod "tolerations" (concat ($pod.tolerations | default list) .) -}}{{- end -}}
+{{- with .own.affinity -}}
+{{- $affinity := $pod.affinity | default dict -}}
+{{- range $kind, $rules := . -}}{{- $_ := set $affinity $kind $rules -}}{{- end -}}
+{{- $_ := set $pod "affinity" $affinity -}}
+{{- end -}}
+{{- with .own.topologySpreadConstraints -}}
+{{- range . -}}
+{{- if not .labelSelector -}}
+{{- $_ := set . "labelSelector" (dict "matchLabels" (include "baton.selectorLabels" $ | fromYaml)) -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $pod "topologySpreadConstraints" . -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Changes the volumes "tmp" and "cache" of "pod", where they are folders of the node. */}}
+{{- define "baton.limitFolders" -}}
+{{- range .pod.volumes -}}
+{{- $size := get $.own (printf "%sSize" .name) -}}
+{{- if and (hasKey . "emptyDir") (has .name (list "tmp" "cache")) $size -}}
+{{- $_ := set . "emptyDir" (dict "sizeLimit" $size) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* An API server refuses a pod that mounts a volume which it has not. */}}
