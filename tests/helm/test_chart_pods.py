@@ -99,7 +99,7 @@ def test_added_containers_are_restricted_unless_they_say_otherwise():
 
 def test_extra_objects_are_rendered_as_templates():
     found = {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": "{{ .Release.Name }}-a"}}
-    text = "kind: ConfigMap\nmetadata:\n  name: {{ include \"baton.fullname\" . }}-b\n"
+    text = 'kind: ConfigMap\nmetadata:\n  name: {{ include "baton.fullname" . }}-b\n'
     objects = render({"extraObjects": [found, text]})
     given = {o["metadata"]["name"] for o in of_kind(objects, "ConfigMap")}
     assert given == {"demo-a", "demo-baton-b"}
@@ -155,3 +155,28 @@ def test_scheduling_of_pods_adds_to_chart_and_replaces_by_kind():
     rule = {"preferredDuringSchedulingIgnoredDuringExecution": []}
     values = {"decode": {"pod": {"affinity": {"podAntiAffinity": rule}}}}
     assert pod_of(workloads(render(values))["decode"])["affinity"]["podAntiAffinity"] == rule
+
+
+def test_each_image_has_own_repository_and_digest():
+    digest = "sha256:" + "0" * 64
+
+    def images(**values):
+        found = workloads(render({**values, "endpointPicker": {"enabled": True}}))
+        return {name: container_of(workload)["image"] for name, workload in found.items()}
+
+    named = images(
+        image={
+            "registry": "registry.example",
+            "tag": "2",
+            "router": {"digest": digest},
+            "worker": {"repository": "mirror.example/worker"},
+        },
+        redis={"image": f"docker.io/library/redis@{digest}"},
+    )
+    assert named == {
+        **dict.fromkeys(("router", "endpoint-picker"), f"registry.example/baton-router@{digest}"),
+        **dict.fromkeys(("prefill", "decode"), "mirror.example/worker:2"),
+        "redis": f"docker.io/library/redis@{digest}",
+    }
+    both = {"repository": "mirror.example/worker", "digest": digest}
+    assert images(image={"worker": both})["decode"] == f"mirror.example/worker@{digest}"

@@ -127,6 +127,15 @@ WRONG = {
         {"pod": {"topologySpreadConstraints": [{"maxSkew": 1}]}},
         "/pod/topologySpreadConstraints/0",
     ),
+    "a short digest": ({"image": {"router": {"digest": "sha256:12"}}}, "/image/router/digest"),
+    "a name with a tag": (
+        {"image": {"worker": {"repository": "b:1"}}},
+        "/image/worker/repository",
+    ),
+    "a repository with a tag": (
+        {"image": {"worker": {"repository": "a.example/b:1"}}},
+        "/image/worker/repository",
+    ),
     "an unknown key of pods": ({"pod": {"sidecar": []}}, "'sidecar'"),
     "an object without a kind": ({"extraObjects": [{"apiVersion": "v1"}]}, "/extraObjects/0"),
     "two socket directories": (

@@ -90,6 +90,10 @@ pod:
         nodeSelectorTerms: [{ matchExpressions: [{ key: gpu, operator: Exists }] }]
   topologySpreadConstraints:
     - { maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule }
+image:
+  registry: registry.example/llm
+  pullSecrets: [registry]
+  worker: { repository: "mirror.example:5000/llm/worker", digest: "sha256:0000000000000000000000000000000000000000000000000000000000000007" }
 extraObjects:
   - apiVersion: v1
     kind: ConfigMap

@@ -87,8 +87,14 @@ router {{ include "baton.roles" . }}
 
 {{- define "baton.image" -}}
 {{- $image := .root.Values.image -}}
+{{- $own := get $image .image -}}
+{{- if $own.repository -}}
+{{- $own.repository -}}
+{{- else -}}
 {{- with $image.registry }}{{ trimSuffix "/" . }}/{{ end -}}
-baton-{{ .image }}:{{ $image.tag | default .root.Chart.AppVersion }}
+baton-{{ .image }}
+{{- end -}}
+{{- if $own.digest }}@{{ $own.digest }}{{ else }}:{{ $image.tag | default .root.Chart.AppVersion }}{{ end }}
 {{- end -}}
 
 
