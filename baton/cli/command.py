@@ -31,7 +31,7 @@ HINTS: Mapping[str, str] = {
     **dict.fromkeys(("models", "show", "info"), "`baton workers` and /v1/models over HTTP list"),
     **dict.fromkeys(("ps", "status", "stats", "watch"), "`baton top` shows workers and requests"),
     **dict.fromkeys(("complete", "completions", "ask", "prompt"), "`baton generate` does it"),
-    **dict.fromkeys(("pull", "download"), "`baton up --model ID` fetches what it lacks of a model"),
+    **dict.fromkeys(("pull", "download"), "`baton fetch ID` downloads a model"),
     **dict.fromkeys(("bench", "benchmark"), "`baton simulate` plans a cluster for a workload"),
     **dict.fromkeys(("check", "health"), "`baton doctor` looks for faults"),
     **dict.fromkeys(("logs", "log"), "`baton up --log-dir DIR` keeps the logs there"),

@@ -42,7 +42,16 @@ def name_and_checkpoint(model: str) -> tuple[str, str]:
     name, sign, checkpoint = model.partition("=")
     if sign and not Path(model).is_dir():
         return name, checkpoint
-    return Path(model).name, model
+    return Path(hub_id(model)[0]).name, model
+
+
+def hub_id(model: str) -> tuple[str, str | None]:
+    """Returns the id and the revision (branch, tag or commit) of `ID@REVISION`; the revision is None
+    of an id alone, and of a folder."""
+    name, sign, revision = model.partition("@")
+    if not sign or Path(model).is_dir() or _is_path(name):
+        return model, None
+    return name, revision
 
 
 def checkpoint_folder(
@@ -51,7 +60,8 @@ def checkpoint_folder(
     on_bytes: Callable[[int, int], None] = lambda _here, _all: None,
 ) -> Path:
     """Returns the folder itself, of a shipped model, or of a hub id's files, which are fetched
-    unless they are in the hub's cache. Raises `UnsupportedModelError` if it is none of these.
+    unless they are in the hub's cache; `ID@REVISION` for a branch, a tag or a commit. Raises
+    `UnsupportedModelError` if it is none of these.
 
     Args:
         on_bytes: called with the bytes that are fetched, and those of all files that are not in the
@@ -64,7 +74,8 @@ def checkpoint_folder(
         raise UnsupportedModelError(f"{path!r} is a GGUF file; {SAFETENSORS_ONLY}")
     if folder.is_file():
         raise UnsupportedModelError(f"{path!r} is a file; expected the folder of a checkpoint")
-    if _is_path(path):
+    model_id, revision = hub_id(path)
+    if _is_path(model_id):
         raise UnsupportedModelError(
             f"the folder {path!r} does not exist; expected a checkpoint's folder, a hub id such as "
             "Qwen/Qwen3-0.6B, 'tiny' or 'shapes'"
@@ -75,19 +86,28 @@ def checkpoint_folder(
         HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
     from baton.models.download import reporting
 
     try:
         fetched = snapshot_download(
-            path, allow_patterns=list(patterns), tqdm_class=reporting(on_bytes)
+            model_id,
+            revision=revision,
+            allow_patterns=list(patterns),
+            tqdm_class=reporting(on_bytes),
         )
         return Path(fetched)
     except RepositoryNotFoundError:
         raise UnsupportedModelError(
             f"no folder {path!r} here, and the Hugging Face hub has no such model, or not for you: "
             "check its name; a private one needs HF_TOKEN"
+        ) from None
+    except RevisionNotFoundError:
+        raise UnsupportedModelError(
+            f"the Hugging Face hub has no revision {revision!r} of {model_id!r}; expected a branch, "
+            "a tag or a commit"
         ) from None
     except LocalEntryNotFoundError as error:
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "no network"

@@ -37,7 +37,7 @@ class PickerSettings(_WithLimits):
 
     model: str = Field(
         DEFAULT_MODEL,
-        description="Checkpoint whose tokenizer and chat template are used: a folder, a hub id, or "
+        description="Checkpoint whose tokenizer and chat template are used: a folder, a hub id (or ID@REVISION), or "
         "'tiny' or 'shapes', which ship with Baton.",
     )
     chat_template: str | None = Field(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import NoDecode
 
-from baton.models import DEFAULT_MODEL, name_and_checkpoint, named
+from baton.models import DEFAULT_MODEL, hub_id, name_and_checkpoint, named
 from baton.serving.grpc.access import INFERENCE
 from baton.serving.grpc.channels import MAX_ENCODER_INPUT_BYTES
 from baton.serving.grpc.coalescer import INTERVAL_SECONDS
@@ -149,7 +149,7 @@ class RouterSettings(_RouterGroups):
     model: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_comma_separated)] = Field(
         (DEFAULT_MODEL,),
         min_length=1,
-        description="Checkpoint whose tokenizer and configuration are used: a folder, a hub id, or "
+        description="Checkpoint whose tokenizer and configuration are used: a folder, a hub id (or ID@REVISION), or "
         "'tiny' or 'shapes', which ship with Baton. Or NAME=CHECKPOINT, where its workers serve it "
         "under that name. Given several times, or several with commas between: the router serves "
         "several models, each by workers of its own, and requests that name none go to the first.",
@@ -377,10 +377,10 @@ class RouterSettings(_RouterGroups):
 
     @property
     def names_of_checkpoints(self) -> dict[str, str]:
-        """Names of the models, by hub id or folder as given, without slashes at its end. Of several
-        models of one checkpoint it is the first."""
+        """Names of the models, by hub id or folder as given, without slashes at its end and without
+        a revision. Of several models of one checkpoint it is the first."""
         pairs = map(name_and_checkpoint, reversed(self.model))
-        return {checkpoint.rstrip("/"): name for name, checkpoint in pairs}
+        return {hub_id(checkpoint)[0].rstrip("/"): name for name, checkpoint in pairs}
 
     @property
     def chat_templates(self) -> dict[str, Path]:

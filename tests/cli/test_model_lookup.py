@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.models import locate, weight_bytes
+from baton.models import hub_id, locate, named, weight_bytes
 from tests.support.hub import REVISION, hub_with
 
 LOOKUP = """
@@ -20,6 +20,12 @@ try:
     print(checkpoint_folder(sys.argv[1], (*DESCRIPTION, *WEIGHTS)))
 except UnsupportedModelError as error:
     print("refused:", error)
+"""
+FETCH = """
+import sys
+from baton.cli.main import main
+sys.argv = ["baton", "fetch", sys.argv[1]]
+main()
 """
 LOADING = """
 import json, sys
@@ -80,6 +86,38 @@ def test_lookup_finds_a_model_in_the_cache_of_the_hub(offline: str, tmp_path: Pa
     (cached / "refs").mkdir()
     (cached / "refs/main").write_text(REVISION)
     assert lookup("someone/small", tmp_path, HF_HUB_OFFLINE=offline) == str(snapshot)
+
+
+def test_lookup_finds_a_revision_in_the_cache_of_the_hub(tmp_path: Path) -> None:
+    cached = tmp_path / "home/hub/models--someone--small"
+    for ref, commit in (("main", REVISION), ("v2", REVISION[::-1])):
+        snapshot = cached / "snapshots" / commit
+        shutil.copytree(locate("tiny"), snapshot, ignore=shutil.ignore_patterns("__pycache__"))
+        (cached / "refs").mkdir(exist_ok=True)
+        (cached / "refs" / ref).write_text(commit)
+    for revision in ("v2", REVISION[::-1]):
+        found = lookup(f"someone/small@{revision}", tmp_path, HF_HUB_OFFLINE="1")
+        assert found == str(cached / "snapshots" / REVISION[::-1])
+
+
+def test_names_of_models_have_no_revision(tmp_path: Path) -> None:
+    assert named("someone/small@v2") == ("small", "someone/small@v2")
+    assert named("mine=someone/small@refs/pr/1") == ("mine", "someone/small@refs/pr/1")
+    (tmp_path / "small@2").mkdir()
+    for path in (str(tmp_path / "small@2"), "/models/small@2"):
+        assert (named(path), hub_id(path)) == (("small@2", path), (path, None))
+    assert hub_id("someone/small@refs/pr/1") == ("someone/small", "refs/pr/1")
+
+
+@pytest.mark.e2e
+def test_fetch_downloads_revision_and_names_missing_one(tmp_path: Path) -> None:
+    with hub_with("someone/small", Path(locate("tiny"))) as address:
+        folder = lookup("someone/small@v2", tmp_path, FETCH, HF_ENDPOINT=address)
+        assert (tmp_path / "home/hub/models--someone--small/refs/v2").read_text() == REVISION
+        assert Path(folder).name == REVISION
+        assert weight_bytes(Path(folder)) == weight_bytes(Path(locate("tiny")))
+        refused = lookup("someone/small@v3", tmp_path, HF_ENDPOINT=address)
+    assert "no revision 'v3' of 'someone/small'; expected a branch, a tag or a commit" in refused
 
 
 @pytest.mark.e2e

@@ -1,4 +1,4 @@
-"""A Hugging Face hub on loopback, with one model."""
+"""A Hugging Face hub on loopback, with one model: its branch main and tag v2."""
 
 import json
 import threading
@@ -29,7 +29,7 @@ def hub_with(model: str, folder: Path) -> Iterator[str]:
         def do_GET(self) -> None:
             path = urlsplit(self.path).path
             name = path.removeprefix(f"/{model}/resolve/{REVISION}/")
-            if path == f"/api/models/{model}/revision/main":
+            if path in {f"/api/models/{model}/revision/{name}" for name in ("main", "v2")}:
                 self._answer(_json({"id": model, "sha": REVISION, "siblings": []}))
             elif path == f"/api/models/{model}/tree/{REVISION}":
                 self._answer(_json([_entry(*file) for file in files.items()]))
@@ -37,7 +37,11 @@ def hub_with(model: str, folder: Path) -> Iterator[str]:
                 oid = sha1(files[name], usedforsecurity=False).hexdigest()
                 self._answer(files[name], {"ETag": f'"{oid}"', "X-Repo-Commit": REVISION})
             else:
-                self.send_error(404)
+                self.send_response(404)
+                if "/revision/" in path:
+                    self.send_header("X-Error-Code", "RevisionNotFound")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
 
         def _answer(self, content: bytes, headers: dict[str, str] | None = None) -> None:
             self.send_response(200)

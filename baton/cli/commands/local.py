@@ -1,4 +1,4 @@
-"""Commands for a cluster on this machine: up, demo and certs."""
+"""Commands for a cluster on this machine: up, demo, fetch and certs."""
 
 import sys
 from pathlib import Path
@@ -221,6 +221,28 @@ def demo() -> None:
     from baton.cli.local import demo as impl
 
     impl.run(console())
+
+
+@command("Run")
+def fetch(
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="Hub ids, or ID@REVISION.")
+    ],
+) -> None:
+    """Download models from the Hugging Face hub into its cache.
+
+    Takes what workers read, the description and the weights, and prints the folders. HF_HOME names
+    the cache, HF_TOKEN opens gated models.
+
+    \b
+    Examples:
+      baton fetch Qwen/Qwen3-0.6B
+      HF_HOME=/cache/huggingface baton fetch org/model@v2
+    """
+    from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder
+
+    for model in models:
+        print(checkpoint_folder(model, (*DESCRIPTION, *WEIGHTS)))
 
 
 @command("Administer")
