@@ -46,8 +46,8 @@ def name_and_checkpoint(model: str) -> tuple[str, str]:
 
 
 def hub_id(model: str) -> tuple[str, str | None]:
-    """Returns the id and the revision (branch, tag or commit) of `ID@REVISION`; the revision is None
-    of an id alone, and of a folder."""
+    """Returns the id and the revision (branch, tag or commit) of `ID@REVISION`; of an id alone and
+    of a folder the revision is None."""
     name, sign, revision = model.partition("@")
     if not sign or Path(model).is_dir() or _is_path(name):
         return model, None
@@ -106,8 +106,8 @@ def checkpoint_folder(
         ) from None
     except RevisionNotFoundError:
         raise UnsupportedModelError(
-            f"the Hugging Face hub has no revision {revision!r} of {model_id!r}; expected a branch, "
-            "a tag or a commit"
+            f"the Hugging Face hub has no revision {revision!r} of {model_id!r}; expected a "
+            "branch, a tag or a commit"
         ) from None
     except LocalEntryNotFoundError as error:
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "no network"

@@ -27,9 +27,10 @@ REDIS_PORT = 6379
 class Policies:
     """Connections that the network policies of some objects allow."""
 
-    def __init__(self, objects, values):
+    def __init__(self, objects, values, *jobs):
         self.values = values
         self.pods = {c: labels_of_pods(w) for c, w in workloads(objects).items()}
+        self.pods |= {component(job): labels_of_pods(job) for job in jobs}
         self._by_component = {component(p): p["spec"] for p in of_kind(objects, "NetworkPolicy")}
         assert self._by_component.keys() == self.pods.keys()
         # Without both, what is not allowed in one direction would be open.

@@ -12,10 +12,12 @@ from tests.support.rendered_chart import (
     pod_of,
     preset,
     render,
+    values_of,
     workloads,
 )
 
 PODS = ("router", "prefill", "decode", "encode", "endpoint-picker", "redis")
+PLAIN = workloads(render({**values_of(EXTENDED), "pod": {}}))
 ADDED = {"envFrom", "initContainers", "priorityClassName", "schedulerName", "resourceClaims"}
 
 
@@ -38,7 +40,7 @@ def test_presets_add_nothing_to_pods(name):
 def test_pod_values_reach_every_pod():
     found = workloads(preset(EXTENDED))
     assert found.keys() == set(PODS)
-    for name, plain in workloads(preset("everything")).items():
+    for name, plain in PLAIN.items():
         pod = pod_of(found[name])
         (main, *sidecars) = pod["containers"]
         before = container_of(plain)
@@ -50,7 +52,7 @@ def test_pod_values_reach_every_pod():
         ]
         assert main["volumeMounts"][-1]["mountPath"] == "/etc/authorities"
         assert pod["volumes"][-1] == {"name": "authorities", "configMap": {"name": "authorities"}}
-        assert names(pod["initContainers"]) == ["waits"]
+        assert names(pod["initContainers"])[-1:] == ["waits"]
         assert names(sidecars) == ["logs"]
 
 
@@ -121,7 +123,8 @@ def test_service_accounts_are_annotated_or_existing_ones():
 
 
 def test_folders_of_pods_have_size_limits():
-    for name, workload in workloads(preset(EXTENDED)).items():
+    limited = {"pod": {"tmpSize": "1Gi", "cacheSize": "20Gi"}, "endpointPicker": {"enabled": True}}
+    for name, workload in workloads(render(limited)).items():
         volumes = {volume["name"]: volume for volume in pod_of(workload)["volumes"]}
         if name != "redis":
             assert volumes["tmp"]["emptyDir"] == {"sizeLimit": "1Gi"}
@@ -142,7 +145,7 @@ def test_pods_request_ephemeral_storage():
 
 def test_scheduling_of_pods_adds_to_chart_and_replaces_by_kind():
     for name, workload in workloads(preset(EXTENDED)).items():
-        pod, plain = pod_of(workload), pod_of(workloads(preset("everything"))[name])
+        pod, plain = pod_of(workload), pod_of(PLAIN[name])
         assert (pod["priorityClassName"], pod["schedulerName"]) == ("serving", "volcano")
         assert pod["nodeSelector"] == {**plain.get("nodeSelector", {}), "zone": "a"}
         assert pod["tolerations"][:-1] == plain.get("tolerations", [])

@@ -6,6 +6,7 @@ import pytest
 from tests.support.rendered_chart import render
 
 REDIS = {"redis": {"url": "redis://:$(REDIS_PASSWORD)@redis:6379/0"}}
+HUB = {"source": "hub", "name": "org/model"}
 GRPC = {"enabled": True, "host": "grpc.example"}
 
 WRONG = {
@@ -126,6 +127,20 @@ WRONG = {
     "a spread over nothing": (
         {"pod": {"topologySpreadConstraints": [{"maxSkew": 1}]}},
         "/pod/topologySpreadConstraints/0",
+    ),
+    "a revision of a shipped model": ({"model": {"revision": "v2"}}, "/model/revision"),
+    "a cache of a shipped model": ({"model": {"cache": {"size": "1Gi"}}}, "/model/cache/size"),
+    "a claim of an unknown mode": (
+        {"model": {**HUB, "cache": {"size": "1Gi", "accessModes": ["Many"]}}},
+        "/model/cache/accessModes/0",
+    ),
+    "two claims for a cache": (
+        {"model": {**HUB, "cacheClaim": "a", "cache": {"size": "1Gi"}}},
+        "model.cache.size",
+    ),
+    "a download into no claim": (
+        {"model": {**HUB, "download": {"enabled": True}}},
+        "model.download.enabled",
     ),
     "a short digest": ({"image": {"router": {"digest": "sha256:12"}}}, "/image/router/digest"),
     "a name with a tag": (

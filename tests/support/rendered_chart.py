@@ -90,10 +90,19 @@ pod:
         nodeSelectorTerms: [{ matchExpressions: [{ key: gpu, operator: Exists }] }]
   topologySpreadConstraints:
     - { maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule }
+model:
+  source: hub
+  name: org/model
+  revision: v2
+  image: ""
+  servedName: ""
+  hubSecret: hub
+  cache: { size: 100Gi, storageClass: fast }
+  download: { enabled: true }
 image:
   registry: registry.example/llm
   pullSecrets: [registry]
-  worker: { repository: "mirror.example:5000/llm/worker", digest: "sha256:0000000000000000000000000000000000000000000000000000000000000007" }
+  worker: { repository: "mirror.example:5000/llm/worker", digest: "DIGEST" }
 extraObjects:
   - apiVersion: v1
     kind: ConfigMap
@@ -124,10 +133,18 @@ def values_of(preset: str) -> Object:
     if preset == "values":
         return {}
     if preset == EXTENDED:
-        return {**chart().merge_values(values_of(EVERYTHING)), **yaml.safe_load(_EXTENDED)}
+        return _over(
+            values_of(EVERYTHING), yaml.safe_load(_EXTENDED.replace("DIGEST", f"sha256:{7:064}"))
+        )
     text = _EVERYTHING if preset == EVERYTHING else (CHART / f"{preset}.yaml").read_text()
     (values,) = documents(text)
     return {**IMAGES, **values}
+
+
+def _over(below: Object, above: Object) -> Object:
+    """Values on top of others, as Helm merges files."""
+    both = {key for key in below.keys() & above.keys() if isinstance(above[key], dict)}
+    return {**below, **above, **{key: _over(below[key], above[key]) for key in both}}
 
 
 def documents(text: str) -> list[Any]:

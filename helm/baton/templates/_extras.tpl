@@ -17,6 +17,8 @@ role's wins. Takes (dict "root" $ "component" "..."). */}}
 {{- end -}}
 {{- if $value -}}{{- $_ := set $own $key $value -}}{{- end -}}
 {{- end -}}
+{{- /* A Job ends with its containers, and would not. */}}
+{{- if eq .component "download" -}}{{- $_ := unset $own "sidecars" -}}{{- end -}}
 {{- toJson $own -}}
 {{- end -}}
 

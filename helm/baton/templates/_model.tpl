@@ -6,13 +6,13 @@ configuration, and for workers. All take the root. */}}
 {{- if has $model.source (list "claim" "image") -}}
 /models{{ with $model.name }}/{{ . }}{{ end }}
 {{- else -}}
-{{- $model.name -}}
+{{- $model.name -}}{{- with $model.revision }}@{{ . }}{{ end -}}
 {{- end -}}
 {{- end -}}
 
 {{- /* The name under which the model is served: as its checkpoint's last part, unless it is given. */}}
 {{- define "baton.servedName" -}}
-{{- .Values.model.servedName | default (base (include "baton.modelPath" .)) -}}
+{{- .Values.model.servedName | default (base (include "baton.modelPath" . | trimSuffix (printf "@%s" .Values.model.revision))) -}}
 {{- end -}}
 
 {{- /* The models of a process, the release's own first; takes a component. */}}
@@ -57,8 +57,9 @@ configuration, and for workers. All take the root. */}}
 - name: tmp
   emptyDir: {}
 - name: cache
-  {{- if and (eq $model.source "hub") $model.cacheClaim }}
-  persistentVolumeClaim: { claimName: {{ $model.cacheClaim }} }
+  {{- $claim := include "baton.cacheClaim" . }}
+  {{- if and (eq $model.source "hub") $claim }}
+  persistentVolumeClaim: { claimName: {{ $claim }} }
   {{- else }}
   emptyDir: {}
   {{- end }}
@@ -68,5 +69,50 @@ configuration, and for workers. All take the root. */}}
 {{- else if eq $model.source "image" }}
 - name: model
   image: { reference: {{ $model.image | quote }}, pullPolicy: {{ .Values.image.pullPolicy }} }
+{{- end }}
+{{- end -}}
+
+{{- /* The claim that keeps what was downloaded, if there is one. */}}
+{{- define "baton.cacheClaim" -}}
+{{- $model := .Values.model -}}
+{{- $model.cacheClaim | default (ternary (printf "%s-models" (include "baton.fullname" .)) "" (ne $model.cache.size "")) -}}
+{{- end -}}
+
+{{- define "baton.checkModel" -}}
+{{- $model := .Values.model -}}
+{{- if and $model.cacheClaim $model.cache.size -}}
+{{- fail "model.cache.size: is set, and so is model.cacheClaim; expected one of them. Remove the claim of yours, or the size" -}}
+{{- end -}}
+{{- if and $model.download.enabled (not (include "baton.cacheClaim" .)) -}}
+{{- fail "model.download.enabled: is true without a claim to download into; expected model.cache.size or model.cacheClaim. Set one" -}}
+{{- end -}}
+{{- include "baton.checkResources" (dict "name" "model.download" "resources" $model.download.resources) -}}
+{{- end -}}
+
+{{- /* A file that says that the model is there; one for each revision. */}}
+{{- define "baton.downloadedFile" -}}
+/cache/.downloaded/{{ include "baton.modelPath" . | sha256sum | trunc 16 }}
+{{- end -}}
+
+{{- /* Seconds that pods may wait for the model. */}}
+{{- define "baton.downloadSeconds" -}}
+{{- with .Values.model.download }}{{ ternary .timeoutSeconds 0 .enabled }}{{ end -}}
+{{- end -}}
+
+{{- /* Has a pod wait until the model is there. Takes "root", "image", and the "resources" of the pod's
+container, which cost nothing twice. */}}
+{{- define "baton.awaitModel" -}}
+{{- if .root.Values.model.download.enabled -}}
+initContainers:
+  - name: model
+    image: {{ include "baton.image" . }}
+    imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+    args: [sh, -euc, 'until [ -e "$0" ]; do sleep 2; done', {{ include "baton.downloadedFile" .root }}]
+    resources:
+      {{- toYaml .resources | nindent 6 }}
+    securityContext:
+      {{- include "baton.containerSecurity" . | nindent 6 }}
+    volumeMounts:
+      - { name: cache, mountPath: /cache, readOnly: true }
 {{- end }}
 {{- end -}}

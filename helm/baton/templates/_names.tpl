@@ -77,7 +77,7 @@ and again would undo the autoscaler's. */}}
 {{- range $role := include "baton.roles" . | splitList " " -}}
 {{- $seconds = max $seconds (get $.Values $role).startupSeconds -}}
 {{- end -}}
-{{- $seconds -}}
+{{- add $seconds (include "baton.downloadSeconds" .) -}}
 {{- end -}}
 
 {{- /* Components of the cluster that are deployed; takes the root. */}}
