@@ -142,6 +142,38 @@ WRONG = {
         {"model": {**HUB, "download": {"enabled": True}}},
         "model.download.enabled",
     ),
+    "a class without a load balancer": (
+        {"router": {"service": {"loadBalancerClass": "a"}}},
+        "/router/service/loadBalancerClass",
+    ),
+    "a policy of outside traffic inside": (
+        {"router": {"service": {"externalTrafficPolicy": "Local"}}},
+        "/router/service/externalTrafficPolicy",
+    ),
+    "an unknown type of a Service": (
+        {"router": {"service": {"type": "ExternalName"}}},
+        "/router/service/type",
+    ),
+    "a number as a Service's annotation": (
+        {"router": {"service": {"annotations": {"a": 1}}}},
+        "/router/service/annotations/a",
+    ),
+    "half a budget": (
+        {"decode": {"disruptionBudget": {"minAvailable": 0.5}}},
+        "/decode/disruptionBudget/minAvailable",
+    ),
+    "a budget of no part": (
+        {"router": {"disruptionBudget": {"maxUnavailable": "half"}}},
+        "/router/disruptionBudget/maxUnavailable",
+    ),
+    "a Redis of an unknown resource": (
+        {"redis": {"resources": {"claims": []}}},
+        "/redis/resources",
+    ),
+    "a test whose limit is under its request": (
+        {"helmTest": {"resources": {"limits": {"memory": "1Mi"}}}},
+        "helmTest.resources.limits.memory",
+    ),
     "a short digest": ({"image": {"router": {"digest": "sha256:12"}}}, "/image/router/digest"),
     "a name with a tag": (
         {"image": {"worker": {"repository": "b:1"}}},

@@ -99,6 +99,18 @@ model:
   hubSecret: hub
   cache: { size: 100Gi, storageClass: fast }
   download: { enabled: true }
+router:
+  service:
+    type: LoadBalancer
+    annotations: { example.com/scheme: internal }
+    loadBalancerClass: example.com/internal
+    loadBalancerSourceRanges: [10.0.0.0/8]
+    externalTrafficPolicy: Local
+    trafficDistribution: PreferSameZone
+    sessionAffinity: ClientIP
+  disruptionBudget: { minAvailable: 50% }
+redis: { resources: { limits: { cpu: 200m } } }
+helmTest: { resources: { limits: { cpu: 500m } } }
 image:
   registry: registry.example/llm
   pullSecrets: [registry]

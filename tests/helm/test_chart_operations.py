@@ -1,0 +1,98 @@
+"""What operators choose of objects beside pods: the Service, budgets of evictions, quotas."""
+
+import pytest
+
+from tests.support.rendered_chart import (
+    EXTENDED,
+    NAMESPACE,
+    chart,
+    component,
+    container_of,
+    of_kind,
+    preset,
+    render,
+    render_tests,
+    values_of,
+    workloads,
+)
+
+
+def service_of(objects):
+    return next(s for s in of_kind(objects, "Service") if s["metadata"]["name"].endswith("-router"))
+
+
+def test_service_of_routers_is_plain_by_default():
+    service = service_of(render({}))
+    assert service["spec"].keys() == {"type", "selector", "ports"}
+    assert "annotations" not in service["metadata"]
+
+
+def test_service_of_routers_has_type_class_annotations_and_affinity():
+    service = service_of(preset(EXTENDED))
+    assert service["metadata"]["annotations"] == {"example.com/scheme": "internal"}
+    expected = {
+        "type": "LoadBalancer",
+        "loadBalancerClass": "example.com/internal",
+        "loadBalancerSourceRanges": ["10.0.0.0/8"],
+        "externalTrafficPolicy": "Local",
+        "trafficDistribution": "PreferSameZone",
+        "sessionAffinity": "ClientIP",
+    }
+    assert {key: service["spec"][key] for key in expected} == expected
+    others = [s for s in of_kind(preset(EXTENDED), "Service") if s is not service]
+    assert {s["spec"]["type"] for s in others} == {"ClusterIP"}
+
+
+def budgets(values):
+    found = of_kind(render(values), "PodDisruptionBudget")
+    return {component(budget): budget["spec"] for budget in found}
+
+
+@pytest.mark.parametrize("role", ["router", "prefill", "decode", "encode"])
+def test_disruption_budget_is_chosen_for_each_role(role):
+    values = {"encode": {"replicas": 2}}
+    others = budgets(values).keys() - {role}
+
+    def chosen(**budget):
+        found = budgets({**values, role: {**values.get(role, {}), "disruptionBudget": budget}})
+        assert all(found[other]["maxUnavailable"] == 1 for other in others)
+        return found.get(role, {})
+
+    assert chosen(enabled=False) == {}
+    assert chosen(maxUnavailable="25%")["maxUnavailable"] == "25%"
+    assert "minAvailable" not in chosen(maxUnavailable=2)
+    kept = chosen(minAvailable=1)
+    assert (kept["minAvailable"], "maxUnavailable" in kept) == (1, False)
+
+
+def notes(values):
+    files = chart().render(values, name="demo", namespace=NAMESPACE)
+    return next(text for path, text in files.items() if path.endswith("NOTES.txt"))
+
+
+def test_notes_name_roles_of_one_pod():
+    two = {"replicas": 2}
+    assert "One pod alone: prefill, decode." in notes({})
+    assert "One pod alone: router." in notes(
+        {"router": {"replicas": 1}, "prefill": two, "decode": two}
+    )
+    assert "One pod alone" not in notes({"prefill": two, "decode": two})
+    scaled = {"replicas": 5, "autoscaling": {"enabled": True, "minReplicas": 1}}
+    prometheus = {"prometheus": "http://prometheus"}
+    values = {"prefill": scaled, "decode": two, "autoscaling": prometheus}
+    assert "One pod alone: prefill." in notes(values)
+
+
+def test_quotas_of_cpus_admit_redis_and_test():
+    """A quota of limits.cpu refuses each pod that has none."""
+    found = workloads(preset(EXTENDED))["redis"]
+    resources = found["spec"]["template"]["spec"]["containers"][0]["resources"]
+    assert resources == {
+        "requests": {"cpu": "100m", "memory": "256Mi"},
+        "limits": {"cpu": "200m", "memory": "256Mi"},
+    }
+    pod, *_ = render_tests(values_of(EXTENDED))
+    (container,) = pod["spec"]["containers"]
+    assert container["resources"]["limits"]["cpu"] == "500m"
+    default = container_of(workloads(render({}))["redis"])["resources"]
+    assert default["limits"] == {"memory": "256Mi"}
