@@ -75,7 +75,7 @@ def _rows(
     for name, given in node["properties"].items():
         value, key = (default or {}).get(name), f"{path}{name}"
         found = _followed(given, root)
-        is_group = found.get("properties") and name not in ("settings", "resources")
+        is_group = found.get("properties") and name not in ("behavior", "resources", "settings")
         is_group = is_group and not key.endswith(".pod")
         if is_group and key not in ("decode", "encode"):
             yield from _rows(found, value, f"{key}.", root)

@@ -63,7 +63,7 @@ def test_custom_resources_fit_their_schemas(name):
 
 
 def test_presets_render_every_optional_kind():
-    kinds = {found["kind"] for found in preset(EXTENDED)}
+    kinds = {found["kind"] for name in (EVERYTHING, EXTENDED) for found in preset(name)}
     assert kinds >= {*SCHEMAS, "HorizontalPodAutoscaler", "Ingress", "ConfigMap", "NetworkPolicy"}
 
 

@@ -7,6 +7,7 @@ from tests.support.rendered_chart import render
 
 REDIS = {"redis": {"url": "redis://:$(REDIS_PASSWORD)@redis:6379/0"}}
 HUB = {"source": "hub", "name": "org/model"}
+LONG_POLICY = {"type": "Pods", "value": 1, "periodSeconds": 1801}
 GRPC = {"enabled": True, "host": "grpc.example"}
 
 WRONG = {
@@ -173,6 +174,46 @@ WRONG = {
     "a test whose limit is under its request": (
         {"helmTest": {"resources": {"limits": {"memory": "1Mi"}}}},
         "helmTest.resources.limits.memory",
+    ),
+    "a behavior of an unknown direction": (
+        {"decode": {"autoscaling": {"behavior": {"scaleAway": {}}}}},
+        "'scaleAway'",
+    ),
+    "a policy longer than an hour's half": (
+        {"router": {"autoscaling": {"behavior": {"scaleUp": {"policies": [LONG_POLICY]}}}}},
+        "/periodSeconds",
+    ),
+    "a number in a trigger": (
+        {"decode": {"autoscaling": {"triggers": [{"type": "cron", "metadata": {"a": 4}}]}}},
+        "/decode/autoscaling/triggers/0/metadata/a",
+    ),
+    "a negative fallback": (
+        {"decode": {"autoscaling": {"fallback": {"replicas": -1}}}},
+        "/decode/autoscaling/fallback/replicas",
+    ),
+    "routers scaled by a queue nobody reads": (
+        {"router": {"autoscaling": {"enabled": True, "queuedRequests": 8}}},
+        "autoscaling.prometheus",
+    ),
+    "triggers without KEDA": (
+        {"router": {"autoscaling": {"triggers": [{"type": "cron"}]}}},
+        "router.autoscaling.triggers",
+    ),
+    "an unknown way to show who asks": (
+        {"autoscaling": {"authentication": {"modes": ["token"]}}},
+        "/autoscaling/authentication/modes/0",
+    ),
+    "a way without a secret": (
+        {"autoscaling": {"authentication": {"modes": ["bearer"]}}},
+        "autoscaling.authentication.modes",
+    ),
+    "a secret without a way": (
+        {"autoscaling": {"authentication": {"secret": "a"}}},
+        "autoscaling.authentication.modes",
+    ),
+    "two ways at once": (
+        {"autoscaling": {"authentication": {"modes": ["tls"], "secret": "a", "name": "b"}}},
+        "autoscaling.authentication.name",
     ),
     "a short digest": ({"image": {"router": {"digest": "sha256:12"}}}, "/image/router/digest"),
     "a name with a tag": (

@@ -109,6 +109,18 @@ router:
     trafficDistribution: PreferSameZone
     sessionAffinity: ClientIP
   disruptionBudget: { minAvailable: 50% }
+  autoscaling:
+    queuedRequests: 8
+    behavior: { scaleUp: { policies: [{ type: Percent, value: 100, periodSeconds: 15 }] } }
+decode:
+  autoscaling:
+    fallback: { failureThreshold: 3, replicas: 4 }
+    pollingInterval: 30
+    behavior: { scaleUp: { stabilizationWindowSeconds: 60 } }
+    triggers:
+      - type: cron
+        metadata: { timezone: UTC, start: 0 8 * * *, end: 0 18 * * *, desiredReplicas: "4" }
+autoscaling: { authentication: { modes: [basic, tls], secret: prometheus } }
 redis: { resources: { limits: { cpu: 200m } } }
 helmTest: { resources: { limits: { cpu: 500m } } }
 image:
