@@ -7,7 +7,9 @@ import yaml
 from tests.support.rendered_chart import (
     WORKERS,
     container_of,
+    env_of,
     found_in,
+    of_kind,
     pod_of,
     render,
     workloads,
@@ -108,3 +110,37 @@ def test_require_rdma_reaches_both_roles():
     for role in WORKERS:
         variables = container_of(workloads(objects)[role])["env"]
         assert {"name": "BATON_REQUIRE_RDMA", "value": "true"} in variables
+
+
+def test_device_claims_replace_resources_of_gpus():
+    claims = [
+        {"name": "gpu", "deviceClassName": "gpu.nvidia.com", "selectors": ["true"], "count": 1},
+        {"name": "nic", "templateName": "rdma"},
+        {"name": "own", "claimName": "mine"},
+    ]
+    values = {"gpus": 1, "gpuResource": "", "deviceClaims": claims}
+    objects = render({"decode": values})
+    workload = decode_with(values)
+    (template,) = of_kind(objects, "ResourceClaimTemplate")
+    (request,) = template["spec"]["spec"]["devices"]["requests"]
+    exactly = {"deviceClassName": "gpu.nvidia.com", "count": 1}
+    assert request["exactly"] == {**exactly, "selectors": [{"cel": {"expression": "true"}}]}
+    assert pod_of(workload)["resourceClaims"] == [
+        {"name": "gpu", "resourceClaimTemplateName": template["metadata"]["name"]},
+        {"name": "nic", "resourceClaimTemplateName": "rdma"},
+        {"name": "own", "resourceClaimName": "mine"},
+    ]
+    container = container_of(workload)
+    assert container["resources"]["claims"] == [{"name": c["name"]} for c in claims]
+    assert "nvidia.com/gpu" not in container["resources"]["limits"]
+    assert env_of(workload)["BATON_DEVICE"]["value"] == "cuda"
+    # A template cannot be changed.
+    claims[0]["count"] = 2
+    (other,) = of_kind(render({"decode": values}), "ResourceClaimTemplate")
+    assert other["metadata"]["name"] != template["metadata"]["name"]
+
+
+def test_gpus_of_other_vendors_are_named_in_limits():
+    limits = container_of(decode_with({"gpus": 1, "gpuResource": "amd.com/gpu"}))["resources"]
+    assert limits["limits"]["amd.com/gpu"] == 1
+    assert "claims" not in limits

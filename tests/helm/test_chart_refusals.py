@@ -215,6 +215,15 @@ WRONG = {
         {"autoscaling": {"authentication": {"modes": ["tls"], "secret": "a", "name": "b"}}},
         "autoscaling.authentication.name",
     ),
+    "a claim of two sources": (
+        {"decode": {"deviceClaims": [{"name": "a", "claimName": "b", "templateName": "c"}]}},
+        "/decode/deviceClaims/0",
+    ),
+    "a count of a claim that is there": (
+        {"decode": {"deviceClaims": [{"name": "a", "claimName": "b", "count": 2}]}},
+        "/decode/deviceClaims/0",
+    ),
+    "a GPU of no name": ({"decode": {"gpus": 1, "gpuResource": ""}}, "decode.gpuResource"),
     "a short digest": ({"image": {"router": {"digest": "sha256:12"}}}, "/image/router/digest"),
     "a name with a tag": (
         {"image": {"worker": {"repository": "b:1"}}},

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.system
 KUBERNETES = ("--kube-version", "1.36.0")
 # Values of devices, which no preset has.
 DEVICES = {
+    "deviceClaims": [{"name": "gpu", "deviceClassName": "gpu.nvidia.com"}],
     "extraResources": {"rdma/hca_shared_devices_a": 1},
     "runtimeClassName": "nvidia",
     "networks": ["rdma-net"],

@@ -113,6 +113,14 @@ router:
     queuedRequests: 8
     behavior: { scaleUp: { policies: [{ type: Percent, value: 100, periodSeconds: 15 }] } }
 decode:
+  gpus: 1
+  gpuResource: ""
+  deviceClaims:
+    - name: gpu
+      deviceClassName: gpu.nvidia.com
+      count: 1
+      selectors: ["device.attributes['gpu.nvidia.com'].productName == 'NVIDIA H200'"]
+    - { name: nic, templateName: rdma }
   autoscaling:
     fallback: { failureThreshold: 3, replicas: 4 }
     pollingInterval: 30

@@ -28,10 +28,51 @@ ulimits.nri.containerd.io/container.worker: |
 {{- end }}
 {{- end -}}
 
+{{- /* What a device claim asks for, as a ResourceClaimTemplate's spec; takes one of `deviceClaims`. */}}
+{{- define "baton.claimSpec" -}}
+spec:
+  devices:
+    requests:
+      - name: device
+        exactly:
+          deviceClassName: {{ .deviceClassName }}
+          {{- with .count }}
+          count: {{ . }}
+          {{- end }}
+          {{- with .selectors }}
+          selectors:
+            {{- range . }}
+            - cel: { expression: {{ quote . }} }
+            {{- end }}
+          {{- end }}
+{{- end -}}
+
+{{- /* The name of that template, which cannot be changed: another spec has another name. Takes "root",
+"component" and "claim". */}}
+{{- define "baton.claimTemplate" -}}
+{{- printf "%s-%s-%s" (include "baton.name" .) .claim.name (include "baton.claimSpec" .claim | sha256sum | trunc 5) -}}
+{{- end -}}
+
+{{- /* A pod's claims; takes "root", "component" and the "claims" of the role. */}}
+{{- define "baton.resourceClaims" -}}
+resourceClaims:
+  {{- range .claims }}
+  - name: {{ .name }}
+    {{- if .claimName }}
+    resourceClaimName: {{ .claimName }}
+    {{- else }}
+    resourceClaimTemplateName: {{ .templateName | default (include "baton.claimTemplate" (dict "root" $.root "component" $.component "claim" .)) }}
+    {{- end }}
+  {{- end }}
+{{- end -}}
+
 {{- /* Takes (dict "root" $ "component" "prefill"). */}}
 {{- define "baton.checkDevices" -}}
 {{- $worker := get .root.Values .component -}}
 {{- $kv := .root.Values.kv -}}
+{{- if and $worker.gpus (not $worker.gpuResource) (not $worker.deviceClaims) -}}
+{{- fail (printf "%s.gpuResource: is empty with gpus: 1; expected the resource of GPUs, such as nvidia.com/gpu, or %s.deviceClaims. Set one" .component .component) -}}
+{{- end -}}
 {{- if and $worker.networks (hasKey .root.Values.podAnnotations "k8s.v1.cni.cncf.io/networks") -}}
 {{- fail (printf "%s.networks: is set, and so is this annotation in podAnnotations; expected one of them. Remove the annotation" .component) -}}
 {{- end -}}
