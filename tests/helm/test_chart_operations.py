@@ -96,3 +96,37 @@ def test_quotas_of_cpus_admit_redis_and_test():
     assert container["resources"]["limits"]["cpu"] == "500m"
     default = container_of(workloads(render({}))["redis"])["resources"]
     assert default["limits"] == {"memory": "256Mi"}
+
+
+def endpoints(objects):
+    """The only endpoint of each PodMonitor, by component."""
+    monitors = of_kind(objects, "PodMonitor")
+    return {component(found): found["spec"]["podMetricsEndpoints"][0] for found in monitors}
+
+
+def test_pod_monitors_relabel_targets_and_metrics():
+    plain = endpoints(render({"monitoring": {"podMonitors": True}}))
+    assert plain.keys() == {"router", "prefill", "decode"}
+    assert all(endpoint.keys() == {"port", "path", "interval"} for endpoint in plain.values())
+    found = endpoints(preset(EXTENDED))
+    assert found.keys() == {"router", "prefill", "decode", "encode", "endpoint-picker", "redis"}
+    monitoring = values_of(EXTENDED)["monitoring"]
+    for endpoint in found.values():
+        assert endpoint["relabelings"] == monitoring["relabelings"]
+        assert endpoint["metricRelabelings"] == monitoring["metricRelabelings"]
+
+
+def test_redis_exporter_is_read_by_scrapers_alone():
+    redis = {"existingSecret": "pw", "exporter": {"image": "registry.example/exporter:1"}}
+    objects = render({"redis": redis})
+    main, exporter = workloads(objects)["redis"]["spec"]["template"]["spec"]["containers"]
+    assert exporter["ports"] == [{"name": "metrics", "containerPort": 9121}]
+    assert exporter["securityContext"] == main["securityContext"]
+    assert main["env"][0] in exporter["env"]  # the password
+    (policy,) = [p for p in of_kind(objects, "NetworkPolicy") if component(p) == "redis"]
+    (scrape,) = [r for r in policy["spec"]["ingress"] if r["ports"][0]["port"] == 9121]
+    assert scrape["from"] == chart().merge_values({})["networkPolicy"]["scrapers"]
+    assert endpoints(objects) == {}
+    elsewhere = {**redis, "url": "redis://redis.data:6379/0"}
+    monitored = {"redis": elsewhere, "monitoring": {"podMonitors": True}}
+    assert "redis" not in endpoints(render(monitored))

@@ -224,6 +224,11 @@ WRONG = {
         "/decode/deviceClaims/0",
     ),
     "a GPU of no name": ({"decode": {"gpus": 1, "gpuResource": ""}}, "decode.gpuResource"),
+    "a relabeling of no action": (
+        {"monitoring": {"relabelings": [{"action": "rename"}]}},
+        "/monitoring/relabelings/0/action",
+    ),
+    "a number as an exporter": ({"redis": {"exporter": {"image": 1}}}, "/redis/exporter/image"),
     "a short digest": ({"image": {"router": {"digest": "sha256:12"}}}, "/image/router/digest"),
     "a name with a tag": (
         {"image": {"worker": {"repository": "b:1"}}},

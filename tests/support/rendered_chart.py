@@ -129,7 +129,12 @@ decode:
       - type: cron
         metadata: { timezone: UTC, start: 0 8 * * *, end: 0 18 * * *, desiredReplicas: "4" }
 autoscaling: { authentication: { modes: [basic, tls], secret: prometheus } }
-redis: { resources: { limits: { cpu: 200m } } }
+redis:
+  resources: { limits: { cpu: 200m } }
+  exporter: { image: registry.example/redis_exporter:1 }
+monitoring:
+  relabelings: [{ action: replace, targetLabel: cluster, replacement: a }]
+  metricRelabelings: [{ action: drop, sourceLabels: [__name__], regex: baton_image_.* }]
 helmTest: { resources: { limits: { cpu: 500m } } }
 image:
   registry: registry.example/llm
