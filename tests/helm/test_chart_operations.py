@@ -130,3 +130,27 @@ def test_redis_exporter_is_read_by_scrapers_alone():
     elsewhere = {**redis, "url": "redis://redis.data:6379/0"}
     monitored = {"redis": elsewhere, "monitoring": {"podMonitors": True}}
     assert "redis" not in endpoints(render(monitored))
+
+
+def test_gateways_connect_by_tls_to_name_of_certificates():
+    (policy,) = of_kind(preset(EXTENDED), "BackendTLSPolicy")
+    (target,) = policy["spec"]["targetRefs"]
+    assert target["name"] == service_of(preset(EXTENDED))["metadata"]["name"]
+    validation = policy["spec"]["validation"]
+    assert validation["caCertificateRefs"] == [
+        {"group": "", "kind": "ConfigMap", "name": "authority"}
+    ]
+    certificate = next(
+        found
+        for found in of_kind(render({"tls": {"enabled": True, "certManager": {"issuer": "a"}}}),
+                             "Certificate")
+        if component(found) == "router"
+    )  # fmt: skip
+    assert validation["hostname"] in certificate["spec"]["dnsNames"]
+    assert of_kind(preset("everything"), "BackendTLSPolicy") == []
+
+
+def test_http_route_has_timeouts_that_cut_no_stream():
+    (plain,), (timed,) = (of_kind(preset(name), "HTTPRoute") for name in ("everything", EXTENDED))
+    assert "timeouts" not in plain["spec"]["rules"][0]
+    assert timed["spec"]["rules"][0]["timeouts"] == {"request": "0s", "backendRequest": "0s"}

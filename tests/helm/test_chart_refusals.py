@@ -229,6 +229,14 @@ WRONG = {
         "/monitoring/relabelings/0/action",
     ),
     "a number as an exporter": ({"redis": {"exporter": {"image": 1}}}, "/redis/exporter/image"),
+    "a timeout without a unit": (
+        {"gateway": {"timeouts": {"request": "30"}}},
+        "/gateway/timeouts/request",
+    ),
+    "a Gateway's TLS to routers in the clear": (
+        {"gateway": {"authorityConfigMap": "a"}},
+        "gateway.authorityConfigMap",
+    ),
     "a short digest": ({"image": {"router": {"digest": "sha256:12"}}}, "/image/router/digest"),
     "a name with a tag": (
         {"image": {"worker": {"repository": "b:1"}}},

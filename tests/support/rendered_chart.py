@@ -128,6 +128,7 @@ decode:
     triggers:
       - type: cron
         metadata: { timezone: UTC, start: 0 8 * * *, end: 0 18 * * *, desiredReplicas: "4" }
+gateway: { authorityConfigMap: authority, timeouts: { request: 0s, backendRequest: 0s } }
 autoscaling: { authentication: { modes: [basic, tls], secret: prometheus } }
 redis:
   resources: { limits: { cpu: 200m } }
