@@ -50,7 +50,7 @@ define run_lane
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full nightly nightly-tests deferred bare steady soak check check-lint check-types check-generated check-kernels bench gpu gpu-bundle protos dashboards chart reference survey docs dist lock audit images clean
+.PHONY: help demo test test-full nightly nightly-tests deferred bare steady soak check check-lint check-types check-generated check-kernels bench gpu gpu-bundle protos dashboards chart reference survey docs dist lock audit images publish clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -197,6 +197,9 @@ images: IMAGE_ARGS := $(if $(PYTHON_IMAGE),--build-arg PYTHON_IMAGE=$(PYTHON_IMA
 images:  ## both images; CONTAINER=podman REGISTRY=registry.example/ PYTHON_IMAGE=NAME@sha256:DIGEST
 	$(CONTAINER) build --target router --tag $(REGISTRY)baton-router:$(VERSION) $(IMAGE_ARGS) .
 	$(CONTAINER) build --target worker --tag $(REGISTRY)baton-worker:$(VERSION) $(IMAGE_ARGS) $(WORKER_ARGS) .
+
+publish:  ## both images and the signed chart to a registry; REGISTRY=registry.example/llm/ GPG_KEY=NAME
+	CONTAINER=$(CONTAINER) helm/publish.sh $(REGISTRY)
 
 bench: $(VENV)/.dev  ## every benchmark this machine can run, about 13 minutes on 2 cores
 	$(BIN)/python -m bench all
