@@ -1,4 +1,4 @@
-"""What operators choose of objects beside pods: the Service, budgets of evictions, quotas."""
+"""Choices of operators beside pods: the Service, budgets of evictions, quotas, monitors, routes."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_service_of_routers_is_plain_by_default():
     assert "annotations" not in service["metadata"]
 
 
-def test_service_of_routers_has_type_class_annotations_and_affinity():
+def test_service_of_routers_has_type_class_and_affinity():
     service = service_of(preset(EXTENDED))
     assert service["metadata"]["annotations"] == {"example.com/scheme": "internal"}
     expected = {

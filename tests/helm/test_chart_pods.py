@@ -1,4 +1,4 @@
-"""What operators add to pods: variables, volumes and containers, of all pods or of one role."""
+"""Additions of operators to pods: variables, volumes, containers, of all pods or of one role."""
 
 import pytest
 
@@ -89,7 +89,7 @@ def test_pod_values_replace_what_chart_names_alike_in_place():
     assert names(pod_of(changed)["volumes"]) == names(pod_of(plain)["volumes"])
 
 
-def test_added_containers_are_restricted_unless_they_say_otherwise():
+def test_added_containers_are_restricted_by_default():
     container = {"name": "a", "image": "registry.example/a:1"}
     open_one = {**container, "name": "b", "securityContext": {"readOnlyRootFilesystem": False}}
     pod = {"initContainers": [{**container, "name": "c"}], "sidecars": [container, open_one]}

@@ -9,6 +9,7 @@ import pytest
 from tests.support.rendered_chart import (
     CHART,
     PRESETS,
+    TOGETHER,
     component,
     container_of,
     documents,
@@ -39,6 +40,7 @@ GIVEN = (
     ("model", "claim"),
     ("model", "hubSecret"),
     ("model", "cacheClaim"),
+    ("model", "cache", "storageClass"),
     ("kv", "socketDirectory", "claim"),
     ("router", "tenantsSecret"),
     ("router", "quotasConfigMap"),
@@ -46,6 +48,11 @@ GIVEN = (
     ("router", "chatTemplatesConfigMap"),
     ("tracing", "headersSecret"),
     ("helmTest", "clientSecret"),
+    ("pod", "serviceAccount"),
+    ("pod", "priorityClassName"),
+    ("autoscaling", "authentication", "secret"),
+    ("autoscaling", "authentication", "name"),
+    ("gateway", "authorityConfigMap"),
     ("ingress", "grpc", "tlsSecret"),
     ("ingress", "http", "tlsSecret"),
 )
@@ -141,7 +148,7 @@ async def test_ingress_and_route_lead_to_all_http_paths_of_clients():
     assert matched == {("/v1", "PathPrefix"), *((path, "Exact") for path in expected)}
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", TOGETHER)
 def test_autoscaled_deployments_exist_and_set_no_replicas(name):
     objects = preset(name)
     deployments = {d["metadata"]["name"]: d for d in of_kind(objects, "Deployment")}

@@ -191,7 +191,7 @@ WRONG = {
         {"decode": {"autoscaling": {"fallback": {"replicas": -1}}}},
         "/decode/autoscaling/fallback/replicas",
     ),
-    "routers scaled by a queue nobody reads": (
+    "routers scaled by a queue that no Prometheus reads": (
         {"router": {"autoscaling": {"enabled": True, "queuedRequests": 8}}},
         "autoscaling.prometheus",
     ),

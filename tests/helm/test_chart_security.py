@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.rendered_chart import (
     PRESETS,
+    TOGETHER,
     container_of,
     labels_of_pods,
     of_kind,
@@ -54,7 +55,7 @@ def test_pods_meet_restricted_security_standard(name):
         assert kinds <= (ALLOWED_VOLUMES | {"hostPath"} if by_path else ALLOWED_VOLUMES)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", TOGETHER)
 def test_pods_have_no_api_token_and_no_service_links(name):
     objects = preset(name)
     accounts = of_kind(objects, "ServiceAccount")
@@ -101,7 +102,7 @@ def test_helm_test_over_tls_needs_client_certificate():
     assert pod["spec"]["volumes"][-1]["secret"]["secretName"] == "client"
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", TOGETHER)
 def test_chart_makes_no_secret(name):
     assert of_kind(preset(name), "Secret") == []
 

@@ -122,7 +122,7 @@ def test_chart_and_images_are_pushed_and_signed(
         shown = yaml.safe_load(run_helm("show", "values", package).stdout)["image"]
         assert shown["registry"] == f"{address}/llm"
         assert {name: shown[name]["digest"] for name in digests} == digests
-        rendered = run_helm("template", "demo", package, "--kube-version", "1.36.0").stdout
+        rendered = run_helm("template", "demo", chart, *verified, "--kube-version", "1.36.0").stdout
         for name, digest in digests.items():
             assert f"image: {address}/llm/baton-{name}@{digest}\n" in rendered
         # A chart that is not the signed one is refused.
