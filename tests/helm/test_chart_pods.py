@@ -1,5 +1,7 @@
 """Additions of operators to pods: variables, volumes, containers, of all pods or of one role."""
 
+from functools import cache
+
 import pytest
 
 from tests.support.rendered_chart import (
@@ -12,18 +14,24 @@ from tests.support.rendered_chart import (
     pod_of,
     preset,
     render,
+    render_tests,
     values_of,
     workloads,
 )
 
 PODS = ("router", "prefill", "decode", "encode", "endpoint-picker", "redis")
-PLAIN = workloads(render({**values_of(EXTENDED), "pod": {}}))
 ADDED = {"envFrom", "initContainers", "priorityClassName", "schedulerName", "resourceClaims"}
 
 
 def key_of(name):
     """The key of values of a component."""
     return {"endpoint-picker": "endpointPicker"}.get(name, name)
+
+
+@cache
+def plain_workloads():
+    """Those of the extended preset, but that nothing is added to all pods."""
+    return workloads(render({**values_of(EXTENDED), "pod": {}}))
 
 
 def names(entries, key="name"):
@@ -40,7 +48,7 @@ def test_presets_add_nothing_to_pods(name):
 def test_pod_values_reach_every_pod():
     found = workloads(preset(EXTENDED))
     assert found.keys() == set(PODS)
-    for name, plain in PLAIN.items():
+    for name, plain in plain_workloads().items():
         pod = pod_of(found[name])
         (main, *sidecars) = pod["containers"]
         (before, *beside) = pod_of(plain)["containers"]
@@ -145,7 +153,7 @@ def test_pods_request_ephemeral_storage():
 
 def test_scheduling_of_pods_adds_to_chart_and_replaces_by_kind():
     for name, workload in workloads(preset(EXTENDED)).items():
-        pod, plain = pod_of(workload), pod_of(PLAIN[name])
+        pod, plain = pod_of(workload), pod_of(plain_workloads()[name])
         assert (pod["priorityClassName"], pod["schedulerName"]) == ("serving", "volcano")
         assert pod["nodeSelector"] == {**plain.get("nodeSelector", {}), "zone": "a"}
         assert pod["tolerations"][:-1] == plain.get("tolerations", [])
@@ -155,6 +163,9 @@ def test_scheduling_of_pods_adds_to_chart_and_replaces_by_kind():
         assert spread["topologyKey"] == "kubernetes.io/hostname"
         labels = spread["labelSelector"]["matchLabels"]
         assert labels["app.kubernetes.io/component"] == name
+    (test, *_) = render_tests(values_of(EXTENDED))
+    assert test["spec"]["schedulerName"] == "volcano"
+    assert test["spec"]["nodeSelector"] == {"zone": "a"}
     rule = {"preferredDuringSchedulingIgnoredDuringExecution": []}
     values = {"decode": {"pod": {"affinity": {"podAntiAffinity": rule}}}}
     assert pod_of(workloads(render(values))["decode"])["affinity"]["podAntiAffinity"] == rule
