@@ -124,7 +124,9 @@ def test_each_change_of_job_is_another_job():
 
 def test_deployments_wait_as_long_as_download():
     for values, seconds in (({}, 0), ({"model": FILLED}, 3600)):
-        found = workloads(render(values))
+        found = workloads(render({**values, "endpointPicker": {"enabled": True}}))
+        default = found["endpoint-picker"]["spec"].get("progressDeadlineSeconds", 600)
+        assert default == 600 + seconds
         assert found["decode"]["spec"]["progressDeadlineSeconds"] == 900 + seconds
         assert found["router"]["spec"]["progressDeadlineSeconds"] == 900 + seconds
     assert job_of(render({"model": FILLED}))["spec"]["activeDeadlineSeconds"] == 3600

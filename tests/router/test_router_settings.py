@@ -34,7 +34,7 @@ def test_settings_refuse_unknown_format_with_names(capsys, flag):
 
 
 def test_models_have_the_names_of_their_checkpoints():
-    given = ["Qwen/Qwen3-0.6B", "./folder/", "x=org/one", "y=org/one", "z=tiny"]
+    given = ["Qwen/Qwen3-0.6B@v2", "./folder/", "x=org/one", "y=org/one", "z=tiny"]
     settings = load(RouterSettings, ["--model", ",".join(given)])
     assert settings.names_of_checkpoints == {
         "Qwen/Qwen3-0.6B": "Qwen3-0.6B",

@@ -17,7 +17,7 @@ role's wins. Takes (dict "root" $ "component" "..."). */}}
 {{- end -}}
 {{- if $value -}}{{- $_ := set $own $key $value -}}{{- end -}}
 {{- end -}}
-{{- /* A Job ends with its containers, and would not. */}}
+{{- /* A Job ends with its containers, and a sidecar goes on. */ -}}
 {{- if eq .component "download" -}}{{- $_ := unset $own "sidecars" -}}{{- end -}}
 {{- toJson $own -}}
 {{- end -}}
