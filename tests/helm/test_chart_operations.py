@@ -48,6 +48,13 @@ def budgets(values):
     return {component(budget): budget["spec"] for budget in found}
 
 
+def test_endpoint_picker_has_disruption_budget_when_asked():
+    picker = {"enabled": True, "replicas": 2}
+    assert "endpoint-picker" not in budgets({"endpointPicker": picker})
+    chosen = {**picker, "disruptionBudget": {"enabled": True}}
+    assert budgets({"endpointPicker": chosen})["endpoint-picker"]["maxUnavailable"] == 1
+
+
 @pytest.mark.parametrize("role", ["router", "prefill", "decode", "encode"])
 def test_disruption_budget_is_chosen_for_each_role(role):
     values = {"encode": {"replicas": 2}}

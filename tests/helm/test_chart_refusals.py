@@ -159,6 +159,10 @@ WRONG = {
         {"router": {"service": {"annotations": {"a": 1}}}},
         "/router/service/annotations/a",
     ),
+    "a download of more than a week": (
+        {"model": {"download": {"timeoutSeconds": 1000000}}},
+        "/model/download/timeoutSeconds",
+    ),
     "half a budget": (
         {"decode": {"disruptionBudget": {"minAvailable": 0.5}}},
         "/decode/disruptionBudget/minAvailable",
