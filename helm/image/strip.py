@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# Beginnings of file names in the folders of transformers' models; those of compiled files are equal.
+# Beginnings of file names in the folders of models; those of compiled files are equal.
 _KEPT = ("__init__.", "configuration_", "image_processing_", "processing_", "tokenization_")
 # Folder of the tables that name the classes of all models.
 _TABLES = "auto"

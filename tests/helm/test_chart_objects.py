@@ -41,7 +41,7 @@ def validate(text: str, version: str) -> None:
     kubernetes_validate.validate(json.loads(text), version, strict=True)
 
 
-@pytest.mark.parametrize("version", NEWEST)
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", TOGETHER)
 def test_chart_objects_fit_kubernetes_schemas(name, version):
     for found in (*preset(name), *render_tests(values_of(name))):

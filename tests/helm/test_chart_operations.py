@@ -4,10 +4,10 @@ import pytest
 
 from tests.support.rendered_chart import (
     EXTENDED,
-    NAMESPACE,
     chart,
     component,
     container_of,
+    notes,
     of_kind,
     preset,
     render,
@@ -70,11 +70,6 @@ def test_disruption_budget_is_chosen_for_each_role(role):
     assert "minAvailable" not in chosen(maxUnavailable=2)
     kept = chosen(minAvailable=1)
     assert (kept["minAvailable"], "maxUnavailable" in kept) == (1, False)
-
-
-def notes(values):
-    files = chart().render(values, name="demo", namespace=NAMESPACE)
-    return next(text for path, text in files.items() if path.endswith("NOTES.txt"))
 
 
 def test_notes_name_roles_of_one_pod():

@@ -5,7 +5,6 @@ from textwrap import dedent
 
 import kubernetes_validate
 import pytest
-import yaml
 
 from tests.support.rendered_chart import (
     CHART,
@@ -192,11 +191,25 @@ def test_readme_documents_every_external_object():
         assert f"`{'.'.join(path)}`" in section[1]
 
 
-def test_examples_of_readme_render():
-    examples = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
-    assert len(examples) >= 5
-    for example in examples:
-        assert processes(render(yaml.safe_load(example)))
+def test_readme_examples_are_values_or_objects_of_kubernetes():
+    blocks = re.findall(r"^ *```yaml\n(.*?)```", README, re.DOTALL | re.MULTILINE)
+    assert len(blocks) >= 5
+    for block in blocks:
+        for found in documents(dedent(block)):
+            if "kind" in found:
+                kubernetes_validate.validate(found, "1.36", strict=True)
+            else:
+                render(found)
+
+
+def test_claims_of_one_node_are_made_as_readme_says():
+    section = README.partition("## One node\n")[2].partition("\n## ")[0]
+    volume, claim = documents(section.partition("```yaml\n")[2].partition("```")[0])
+    values = merged(values_of("values-single-node"))
+    assert claim["metadata"]["name"] == values["kv"]["socketDirectory"]["claim"]
+    assert f"`{values['model']['cacheClaim']}`" in section
+    for field in ("accessModes", "storageClassName"):
+        assert claim["spec"][field] == volume["spec"][field]
 
 
 def test_checkpoint_sources_are_same_for_router_and_workers():

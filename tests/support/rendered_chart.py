@@ -65,6 +65,8 @@ podLabels: { team: llm }
 podAnnotations: { example/note: "yes" }
 """
 
+# Which no release does without, and no preset has.
+IMAGES: Object = {"image": {"registry": "registry.example"}}
 # What operators add to pods and objects, on top of everything.
 EXTENDED = "extended"
 _EXTENDED = """
@@ -169,14 +171,14 @@ def chart() -> helm.Chart:
 def values_of(preset: str) -> Object:
     """Returns the values that a preset sets on top of `values.yaml`, with images."""
     if preset == "values":
-        return {}
+        return IMAGES
     if preset == EXTENDED:
         return _over(
             values_of(EVERYTHING), yaml.safe_load(_EXTENDED.replace("DIGEST", f"sha256:{7:064}"))
         )
     text = _EVERYTHING if preset == EVERYTHING else (CHART / f"{preset}.yaml").read_text()
     (values,) = documents(text)
-    return {**IMAGES, **values}
+    return _over(IMAGES, values)
 
 
 def _over(below: Object, above: Object) -> Object:
@@ -224,7 +226,7 @@ def _rendered(values: Object, release: str = "demo") -> Iterator[tuple[str, Obje
 
 
 def _files(values: Object, release: str) -> dict[str, str]:
-    return chart().render({**IMAGES, **values}, name=release, namespace=NAMESPACE)
+    return chart().render(_over(IMAGES, values), name=release, namespace=NAMESPACE)
 
 
 @cache

@@ -85,7 +85,7 @@ podAntiAffinity:
 {{- end }}
 {{- end }}
 - name: BATON_HOST
-  value: {{ ternary "::" "0.0.0.0" (eq $values.ipFamily "IPv6") | quote }}
+  value: "::" # any, of IPv6 and of IPv4
 {{- include "baton.tlsEnv" . }}
 - name: BATON_ADVERTISE_HOST
   value: $(POD_IP)

@@ -66,7 +66,8 @@ redis://{{ include "baton.name" (dict "root" . "component" "redis") }}:6379/0
 {{- end -}}
 
 {{- define "baton.checkImages" -}}
-{{- if not (or .Values.image.registry (eq .Values.image.pullPolicy "Never")) -}}
+{{- $image := .Values.image -}}
+{{- if not (or $image.registry (eq $image.pullPolicy "Never") (and $image.router.repository $image.worker.repository)) -}}
 {{- fail "image.registry: is empty; expected the registry that has baton-router and baton-worker, such as ghcr.io/example. Set it, or image.pullPolicy: Never where the images are loaded into the nodes" -}}
 {{- end -}}
 {{- end -}}
