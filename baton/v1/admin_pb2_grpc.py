@@ -151,8 +151,9 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Drains this process: it takes no new work and finishes the work that it has. Idempotent. The
-        process does not exit.
+        """Drains this process: it takes no new work and finishes the work that it has. A router first
+        has clients connect elsewhere, and takes their requests until they have, for 5 s at most.
+        Idempotent. The process does not exit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -55,8 +55,9 @@ class AdminStub:
     model, too.
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
-    """Drains this process: it takes no new work and finishes the work that it has. Idempotent. The
-    process does not exit.
+    """Drains this process: it takes no new work and finishes the work that it has. A router first
+    has clients connect elsewhere, and takes their requests until they have, for 5 s at most.
+    Idempotent. The process does not exit.
     """
     PauseAdmission: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PauseAdmissionRequest, _admin_pb2.PauseAdmissionResponse]
     """Pauses admission in this process: requests that wait and new ones start only after
@@ -127,8 +128,9 @@ class AdminAsyncStub(AdminStub):
     model, too.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
-    """Drains this process: it takes no new work and finishes the work that it has. Idempotent. The
-    process does not exit.
+    """Drains this process: it takes no new work and finishes the work that it has. A router first
+    has clients connect elsewhere, and takes their requests until they have, for 5 s at most.
+    Idempotent. The process does not exit.
     """
     PauseAdmission: _aio.UnaryUnaryMultiCallable[_admin_pb2.PauseAdmissionRequest, _admin_pb2.PauseAdmissionResponse]  # type: ignore[assignment]
     """Pauses admission in this process: requests that wait and new ones start only after
@@ -232,8 +234,9 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
-        """Drains this process: it takes no new work and finishes the work that it has. Idempotent. The
-        process does not exit.
+        """Drains this process: it takes no new work and finishes the work that it has. A router first
+        has clients connect elsewhere, and takes their requests until they have, for 5 s at most.
+        Idempotent. The process does not exit.
         """
 
     @_abc_1.abstractmethod

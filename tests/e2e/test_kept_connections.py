@@ -41,7 +41,7 @@ def grpc_port(router: LoneRouter) -> int:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a client says of its requests in the end."""
+    """Outcome of the requests of one client."""
 
     answered: int
     failures: list[str]
