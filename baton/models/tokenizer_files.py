@@ -25,7 +25,7 @@ _NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What a checkpoint's folder says of its tokenizer.
+    """Tokenizer of a checkpoint, with what its folder says of it.
 
     Attributes:
         tokenizer: with all added tokens; it neither cuts texts nor pads them.
