@@ -22,6 +22,7 @@ SAFETENSORS_ONLY = (
     "Baton reads safetensors: give the checkpoint that it was converted from, a folder or a hub id"
 )
 _HUB_ID_PARTS = 2
+_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def locate(model: str) -> str:
@@ -132,21 +133,6 @@ def _is_path(model: str) -> bool:
     return looks_like_one or is_below or len(parts) > _HUB_ID_PARTS
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """Returns the files of a checkpoint's weights, sorted: those that its index names, else all."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        files = {folder / str(name) for name in read_json(index).get("weight_map", {}).values()}
-    else:
-        files = {file for pattern in WEIGHTS for file in folder.glob(pattern)}
-    return sorted(filter(Path.is_file, files))
-
-
-def weight_bytes(folder: Path) -> int:
-    """Returns the size of a checkpoint's weights."""
-    return sum(file.stat().st_size for file in weight_files(folder))
-
-
 def read_json(file: Path) -> dict[str, Any]:
     """Returns a JSON object. Raises `UnsupportedModelError` if the file has none or is missing."""
     content = _json_of(file)
@@ -172,4 +158,16 @@ def _json_of(file: Path) -> Any:
     try:
         return json.loads(file.read_text("utf-8"))
     except ValueError as error:
+        check_is_no_pointer(file)
         raise UnsupportedModelError(f"{str(file)!r} is not JSON: {error}") from error
+
+
+def check_is_no_pointer(file: Path) -> None:
+    """Raises `UnsupportedModelError` for a file that stands for another one in Git LFS."""
+    with file.open("rb") as opened:
+        is_pointer = opened.read(len(_POINTER)) == _POINTER
+    if is_pointer:
+        raise UnsupportedModelError(
+            f"{str(file)!r} is a pointer of Git LFS in place of the file; run `git lfs pull` in "
+            "its folder"
+        )

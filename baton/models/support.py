@@ -12,11 +12,11 @@ from baton.errors import UnsupportedModelError
 from baton.models import (
     DESCRIPTION,
     SAFETENSORS_ONLY,
-    WEIGHTS,
     checkpoint_folder,
     locate,
     read_json,
 )
+from baton.models.weights import check_is_no_adapter, check_weights
 
 CONFIG = "config.json"
 # Keys under which a configuration describes quantized weights.
@@ -46,6 +46,7 @@ def check_has_encoder(model: str) -> None:
 
 def check_description(folder: Path) -> None:
     """Raises `UnsupportedModelError` if the files that describe a checkpoint rule it out."""
+    check_is_no_adapter(folder)
     if not (folder / CONFIG).is_file() and any(folder.glob("*.gguf")):
         raise UnsupportedModelError(f"{str(folder)!r} holds a GGUF model; {SAFETENSORS_ONLY}")
     config = read_json(folder / CONFIG)
@@ -69,15 +70,6 @@ def check_config(config: Mapping[str, Any]) -> None:
         raise UnsupportedModelError(
             f"{_architecture(config)} is an encoder-decoder model; Baton serves decoder-only "
             "models: choose a causal language model"
-        )
-
-
-def check_weights(folder: Path) -> None:
-    """Raises `UnsupportedModelError` if a folder has no weights in safetensors."""
-    if not any(True for pattern in WEIGHTS for _ in folder.glob(pattern)):
-        raise UnsupportedModelError(
-            f"{str(folder)!r} holds no *.safetensors file; other formats can run code when read. "
-            "Convert it with model.save_pretrained(folder) first"
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from baton.errors import UnsupportedModelError
-from baton.models import read_json
+from baton.models import check_is_no_pointer, read_json
 
 DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
 """Names of chat templates: of conversations without tools, and with some."""
@@ -62,6 +62,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises no narrower type
+        check_is_no_pointer(file)
         raise UnsupportedModelError(f"{str(file)!r} holds no tokenizer: {error}") from error
     config = _read(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:

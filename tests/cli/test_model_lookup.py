@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.models import hub_id, locate, named, weight_bytes
+from baton.models import hub_id, locate, named
+from baton.models.weights import weight_bytes
 from tests.support.hub import REVISION, hub_with
 
 LOOKUP = """

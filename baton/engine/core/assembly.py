@@ -27,7 +27,7 @@ from baton.engine.executor.models.transformers_model import (
 from baton.engine.executor.models.vision_model import VisionModel, is_vision_language, split
 from baton.engine.executor.pooler import Pooler
 from baton.engine.executor.runner import INDICES, NO_ENCODER, DecoderModel, Encoder, Positions
-from baton.engine.executor.self_check import SelfCheck
+from baton.engine.executor.self_check import NotFiniteError, SelfCheck
 from baton.engine.executor.vision.encoder_limits import (
     NO_ENCODER_LIMITS,
     EncoderLimits,
@@ -43,11 +43,12 @@ from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import Preemption, SchedulerConfig
 from baton.errors import InvalidArgumentError
-from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder, weight_bytes
+from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder
 from baton.models.images import read_image_processor
 from baton.models.patched_images import PatchedImages
 from baton.models.pooling import read_pooling
 from baton.models.tokenizer_files import end_token_ids
+from baton.models.weights import weight_bytes
 from baton.version import version
 
 LoadProgress = Callable[[str, float], None]
@@ -153,7 +154,11 @@ def assemble(
     if not config.encoder_only:
         on_progress("checking numerics", 0.8)
         check = SelfCheck(model, backend.attention, plan, vocab_size, max_len, dtype, device)
-        check.run(architecture)
+        try:
+            check.run(architecture)
+        except NotFiniteError:
+            loader.check_finite(hf_model)
+            raise
         check_state(hf_model)
     on_progress("allocating the KV cache", 0.9)
     cache = allocate(config, plan, model, backend, device, max_len)

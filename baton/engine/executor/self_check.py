@@ -54,6 +54,10 @@ class _Range:
         return self.end - self.start
 
 
+class NotFiniteError(UnsupportedModelError):
+    """Logits that are no finite numbers, of one sequence alone."""
+
+
 class SelfCheck:
     """Numeric self-check of one model.
 
@@ -87,7 +91,7 @@ class SelfCheck:
 
     def run(self, name: str) -> None:
         """Runs the check. Raises `UnsupportedModelError`, which says what differed and by how much,
-        for the model called `name`."""
+        for the model called `name`, and `NotFiniteError`."""
         for how, difference in self.differences(name):
             if not difference <= self.bound:
                 raise UnsupportedModelError(
@@ -102,6 +106,11 @@ class SelfCheck:
         self._model.use(self._attention)
         length, size = self._length, self._block_size
         (alone,) = self._step(name, [_Range(_ALONE, 0, length, "alone")])
+        if not alone.isfinite().all():
+            raise NotFiniteError(
+                f"{name} computes logits that are no finite numbers: its dtype may be too small "
+                "for them; choose another --dtype"
+            )
         for pool in self._cache.pools:
             pool.copy_blocks([1, 2], [7, 8], pool)
         prefilled = [

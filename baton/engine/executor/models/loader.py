@@ -33,10 +33,11 @@ from baton.engine.executor.models.vision_model import (
     without_layers,
 )
 from baton.errors import InvalidArgumentError, UnsupportedModelError
-from baton.models import support, weight_files
+from baton.models import support
 from baton.models.length import longest
 from baton.models.pixtral_images import text_tokens
 from baton.models.pooling import Pooling
+from baton.models.weights import check_weights, weight_files
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _FP8_CAPABILITY = (8, 9)
@@ -51,7 +52,6 @@ _BATCH_DEPENDENT_ROPES = ("dynamic", "longrope")
 def load_config(path: str) -> PretrainedConfig:
     """Returns the checkpoint's configuration. Raises `UnsupportedModelError` if unsupported."""
     support.check_description(Path(path))
-    support.check_weights(Path(path))
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
@@ -61,6 +61,7 @@ def load_config(path: str) -> PretrainedConfig:
     config.update(text_tokens(Path(path), config.to_dict()))
     support.check_config(config.to_dict())  # with its class's defaults, which the file may omit
     _check_architecture(config)
+    check_weights(Path(path))
     return config
 
 
@@ -100,6 +101,7 @@ def load_model(
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, by the weight's name
             )
     except SafetensorError as error:
         raise UnsupportedModelError(f"cannot read the weights at {path!r}: {error}") from error
@@ -117,12 +119,27 @@ def load_model(
         missing -= {f"{name}.weight" for name, module in model.named_modules() if module is head}
         _check_head(pooling, set(report["unexpected_keys"]))
         model = without_head(model)
+    for key, found, expected in sorted(report["mismatched_keys"]):
+        raise UnsupportedModelError(
+            f"{path!r} has weights {key} of shape {list(found)}; its configuration expects "
+            f"{list(expected)}: one of both is of another model"
+        )
     if missing:
         raise UnsupportedModelError(
             f"{path!r} lacks {len(missing)} of the model's weights, {min(missing)} among them"
         )
     model = model.to(device).eval().requires_grad_(False)
     return with_meta_decoder(model, config, of_parts) if engine.encoder_only else model
+
+
+def check_finite(model: PreTrainedModel) -> None:
+    """Raises `UnsupportedModelError` if a weight is no finite number. Reads all of them."""
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise UnsupportedModelError(
+                f"the weights {name} of {type(model).__name__} are not all finite numbers; "
+                "download the model again"
+            )
 
 
 def score_head(path: str, model: PreTrainedModel) -> torch.Tensor:
