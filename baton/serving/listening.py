@@ -5,6 +5,7 @@ import errno
 import socket
 from collections.abc import Callable
 from ipaddress import ip_address
+from typing import Any
 
 from baton.errors import FailedPreconditionError
 
@@ -33,13 +34,13 @@ def is_loopback(host: str) -> bool:
 
 def socket_address(
     host: str, port: int, has_ipv6: Callable[[], bool] = socket.has_dualstack_ipv6
-) -> tuple[int, tuple[str, int]]:
-    """Returns the address family and the address to bind. "::" is "0.0.0.0" where the kernel has no
-    IPv6. Raises `OSError` for a host that does not resolve."""
+) -> tuple[int, tuple[Any, ...]]:
+    """Returns the family of a TCP socket, and the address to bind it to. "::" is "0.0.0.0" where
+    the kernel has no IPv6. Raises `OSError` for a host that does not resolve."""
     if host == "::" and not has_ipv6():
         host = "0.0.0.0"  # noqa: S104 - as the caller wants
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return family, (str(address[0]), int(address[1]))
+    return family, address
 
 
 def listen(host: str, port: int, flag: str, backlog: int) -> socket.socket:

@@ -45,7 +45,7 @@ def test_endpoint_has_ipv6_address_in_brackets():
 
 def test_any_address_is_that_of_ipv4_without_ipv6():
     assert socket_address("::", 7, lambda: False) == (socket.AF_INET, ("0.0.0.0", 7))
-    assert socket_address("::1", 7, lambda: False) == (socket.AF_INET6, ("::1", 7))
+    assert socket_address("::1", 7, lambda: False) == (socket.AF_INET6, ("::1", 7, 0, 0))
 
 
 def test_port_on_any_address_is_named_when_taken():
