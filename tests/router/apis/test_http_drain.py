@@ -72,10 +72,11 @@ async def served() -> AsyncIterator[tuple[HttpServer, App, list[Connection]]]:
 
 
 async def test_kept_connection_serves_one_more_request_in_drain():
-    async with served() as (server, _, (client, *_)):
+    async with served() as (server, app, (client, *_)):
+        app.release.set()
         await server.begin_drain()
         draining = asyncio.create_task(server.release_connections(NOTICE))
-        assert await client.closes_after()
+        assert await client.closes_after("/stream")
         assert await client.closes_after()  # by a new connection
         assert not draining.done()
         await draining
