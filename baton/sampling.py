@@ -38,6 +38,8 @@ MAX_BAD_TOKEN_SEQUENCE_LENGTH = 32
 MAX_GRAMMAR_BYTES = 65_536
 
 _MAX_TOKENS = "sampling.max_tokens"
+# Token ids that an error shows.
+_SHOWN_IDS = 8
 
 
 class EarlyStopping(Enum):
@@ -277,9 +279,12 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> No
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
     """Raises `InvalidArgumentError` unless the tokens biased and banned are in [0, vocab_size)."""
-    for i, (token_id, _) in enumerate(params.logit_bias):
-        if token_id >= vocab_size:
-            _refuse(f"logit_bias[{i}]", token_id, f"in [0, {vocab_size})")
+    beyond = [token_id for token_id, _ in params.logit_bias if token_id >= vocab_size]
+    if beyond:
+        shown = ", ".join(map(str, beyond[:_SHOWN_IDS]))
+        raise InvalidArgumentError(
+            "sampling.logit_bias", f"has the token ids {shown}; must be in [0, {vocab_size})"
+        )
     for i, banned in enumerate(params.bad_token_ids):
         check_token_ids(banned, vocab_size, f"sampling.bad_token_ids[{i}]")
 

@@ -81,6 +81,8 @@ class Conversation:
             in several, and instructions may lead in several.
         merges_turns: adjacent turns of the user, and of the model, are one.
         continues_answer: the last turn is the beginning of the answer.
+        begins_answer: the prompt ends with what the template puts before an answer, unless it
+            continues one.
     """
 
     turns: Sequence[Turn]
@@ -90,6 +92,7 @@ class Conversation:
     is_of_items: bool = False
     merges_turns: bool = False
     continues_answer: bool = False
+    begins_answer: bool = True
 
     @property
     def images(self) -> list[GivenImage]:

@@ -66,17 +66,20 @@ class ChatTokenizer:
         variables: Mapping[str, Any] | None = None,
         *,
         continues_answer: bool = False,
+        begins_answer: bool = True,
     ) -> RenderedChat:
         """Renders a conversation; arguments and errors are those of `ModelCard.render`.
         `continues_answer`: the last message is the beginning of the answer, with which the text
-        ends."""
+        ends. `begins_answer`: else it ends with what the template puts before one."""
+        begins_answer = begins_answer and not continues_answer
         given = list(messages), list(tools), dict(variables or {})
         texts, keys = set(_texts(given)), set(_keys(given))
         tokens = self._tokens
         if tokens is not None and not self._needs_marks(texts, keys):
             tokens = None
         if tokens is None and not continues_answer:
-            return RenderedChat(self._card.render(*given))
+            text = self._card.render(*given, adds_generation_prompt=begins_answer)
+            return RenderedChat(text)
         inner, outer, end = _marks_for("\n".join((*texts, *keys)))
         if tokens is not None:
             changed_texts = {text: self._marked(text, inner, outer) for text in texts}
@@ -84,7 +87,7 @@ class ChatTokenizer:
             given = _mapped(given, changed_texts, changed_keys)
         if continues_answer:
             given = (_ended(given[0], end), *given[1:])
-        rendered = self._card.render(*given, adds_generation_prompt=not continues_answer)
+        rendered = self._card.render(*given, adds_generation_prompt=begins_answer)
         text, found = _without(rendered, inner, outer, end)
         formed = set[int]()
         if tokens is not None and found[outer]:

@@ -166,6 +166,15 @@ class ChatTemplate:
         found += [_literals(match[1]) for match in _MEMBER.finditer(self.source)]
         return tuple(dict.fromkeys(chain.from_iterable(found)))
 
+    def names_role(self, role: str) -> bool:
+        """Returns whether the template tells turns of this role from others: a text in it is the
+        role's name."""
+        return role in self._literals
+
+    @functools.cached_property
+    def _literals(self) -> frozenset[str]:
+        return frozenset(_literals(self.source))
+
     def renders_role(self, role: str) -> bool:
         """Returns whether a turn of this role is rendered, or refused by the template itself."""
         return _renders_role(self, _UNKNOWN_ROLE) or _renders_role(self, role)

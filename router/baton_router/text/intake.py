@@ -247,6 +247,7 @@ class Intake:
             template_tools(chat),
             chat.variables,
             continues_answer=chat.continues_answer,
+            begins_answer=chat.begins_answer,
         )
 
     def _check_messages(self, num: int) -> None:

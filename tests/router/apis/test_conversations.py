@@ -109,14 +109,39 @@ async def test_cut_arguments_of_an_earlier_call_reach_the_model(model):
 
 
 async def test_role_that_template_drops_is_refused_by_path(model):
-    card = replace(model, chat_template=DROPPING)
+    """It names the role, but has no text for a turn of it."""
+    drops = DROPPING.replace("('system', 'user', 'assistant', 'tool')", "('user', 'assistant')")
+    card = replace(model, chat_template=drops + "{# 'robot' #}")
+    await _refuses_role("tool", card, "renders nothing")
+    await _refuses_role("robot", card, "renders nothing")
+
+
+@pytest.mark.parametrize("template", [GENERIC, DROPPING], ids=["renders", "drops"])
+async def test_role_that_nothing_names_is_refused_by_path(model, template):
+    """`GENERIC` would render a typo as a role."""
+    card = replace(model, chat_template=template)
+    for role in ("robot", "asistant", ""):
+        known = "does not name; expected assistant, developer, system, user or tool"
+        await _refuses_role(role, card, known)
+
+
+async def test_role_that_the_template_names_is_taken(model):
+    names = "{% if messages[0].role == 'robot' %}R:{% endif %}" + GENERIC
+    card = replace(model, chat_template=names)
+    prompt = await prompt_over_grpc(card, [pb.ChatMessage(role="robot", content="x")])
+    assert prompt == "R:<robot>x<assistant>"
+
+
+async def _refuses_role(role: str, card: ModelCard, problem: str) -> None:
     user = {"role": "user", "content": "b"}
     async with front_of(prefill(), decode(), model=card) as front:
-        chat = {"messages": [user, {"role": "robot", "content": "x"}]}
-        answer = await front.post("/v1/chat/completions", json=chat)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[1].role")
-    typed = [pb.ChatMessage(role="user", content="b"), pb.ChatMessage(role="robot", content="x")]
-    with pytest.raises(InvalidArgumentError, match="renders nothing") as caught:
+        chat = {"messages": [user, {"role": role, "content": "x"}]}
+        answers = [await front.post(p, json=chat) for p in ("/v1/chat/completions", "/tokenize")]
+    for answer in answers:
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[1].role")
+        assert problem in answer.json()["error"]["message"]
+    typed = [pb.ChatMessage(role="user", content="b"), pb.ChatMessage(role=role, content="x")]
+    with pytest.raises(InvalidArgumentError, match=problem) as caught:
         await prompt_over_grpc(card, typed)
     assert caught.value.field == "input.chat.messages[1].role"
 
@@ -144,6 +169,19 @@ async def test_answer_continues_as_text_of_the_same_answer(model):
         tokens = await front.post("/tokenize", json=body)
     assert answer.json()["choices"][0]["message"]["content"] == " so."
     assert text_of(tokens.json()["tokens"], model).endswith("## assistantIt is")
+
+
+async def test_prompt_ends_with_the_last_message_where_no_answer_begins(model):
+    """So that a finished conversation is counted; `|<|im_end|>` makes the renderer mark texts."""
+    turns = [{"role": "user", "content": "How?"}, {"role": "assistant", "content": "So. <|im_end|"}]
+    body = {"messages": turns, "add_generation_prompt": False}
+    async with front_of(*writing("a", model=model), model=model) as front:
+        tokens = await front.post("/tokenize", json=body)
+        begun = await front.post("/tokenize", json={"messages": turns})
+    prompt = await prompt_over_http(model, "chat/completions", body)
+    assert prompt == "## userHow?<|im_end|>\n## assistantSo. <|im_end|<|im_end|>\n"
+    assert text_of(tokens.json()["tokens"], model) == prompt
+    assert text_of(begun.json()["tokens"], model) == f"{prompt}## assistant\n"
 
 
 CALL = {"id": "c", "function": {"name": "f", "arguments": "{}"}}

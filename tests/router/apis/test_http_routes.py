@@ -94,7 +94,11 @@ async def test_detokenize_undoes_tokenize(front):
         ),
         (
             "/tokenize",
-            {"messages": MESSAGES, "add_generation_prompt": False},
+            {
+                "messages": MESSAGES,
+                "add_generation_prompt": True,
+                "continue_final_message": True,
+            },
             "add_generation_prompt",
         ),
         ("/detokenize", {"tokens": [1, 4000]}, "tokens[1]"),

@@ -51,6 +51,48 @@ async def test_top_k_of_minus_one_is_all(path):
     assert refused.status_code == 400
 
 
+@pytest.mark.parametrize("path", ROUTES)
+async def test_whole_number_may_be_written_with_a_point(path):
+    """As JSON Schema has it: R, Lua and PHP write numbers so."""
+    plain = ROUTES[path]
+    name = next(name for name in plain if name.startswith("max_"))
+    points: dict[str, Any] = {name: 2.0, "top_k": 3.0}
+    if path == "completions":
+        points |= {"prompt": [5.0, 6.0], "stop_token_ids": [7.0]}
+    answer, asked = await post(path, points)
+    assert answer.status_code == 200, answer.text
+    assert (asked.sampling.max_tokens, asked.sampling.top_k) == (2, 3)
+    if path == "completions":
+        assert (list(asked.token_ids), list(asked.sampling.stop_token_ids)) == ([5, 6], [7])
+    for number in (2.5, 1e300):
+        refused, _ = await post(path, {"top_k": number})
+        assert refused.status_code == 400
+        assert "top_k" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_top_p_of_zero_is_the_most_likely_token(path):
+    answer, asked = await post(path, {"top_p": 0, "temperature": 1.0})
+    assert answer.status_code == 200, answer.text
+    assert (asked.sampling.top_k, asked.sampling.top_p) == (1, 1.0)
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_temperature_above_that_of_openai_is_taken(path):
+    answer, asked = await post(path, {"temperature": 2.5})
+    assert answer.status_code == 200, answer.text
+    assert asked.sampling.temperature == 2.5
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+async def test_format_without_a_schema_is_any_object(path):
+    form = {"type": "json_schema", "json_schema": {"name": "x"}}
+    _, asked = await post(path, {"response_format": form})
+    _, same = await post(path, {"response_format": {"type": "json_object"}})
+    assert asked.sampling.grammar == same.sampling.grammar
+    assert asked.sampling.grammar.json_schema
+
+
 @pytest.mark.parametrize("path", ["completions", "chat/completions", "responses"])
 async def test_obfuscation_of_streams_is_taken(path):
     fields = {"stream": True, "stream_options": {"include_obfuscation": True}}

@@ -42,7 +42,14 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
     "tops without log-probabilities": ({"top_logprobs": 2}, "top_logprobs"),
     "an empty stop": ({"stop": ["a", ""]}, "stop[1]"),
     "a bias of no token": ({"logit_bias": {"x": 1}}, "logit_bias"),
-    "a bias beyond the vocabulary": ({"logit_bias": {"4000": 1}}, "logit_bias[0]"),
+    "a bias beyond the vocabulary": ({"logit_bias": {"4000": 1}}, "logit_bias"),
+    "several without randomness": ({"n": 2, "temperature": 0}, "n"),
+    "too many": ({"n": 17}, "n"),
+    "a role that nothing knows": (
+        {"messages": [*MESSAGES, {"role": "asistant", "content": "x"}]},
+        "messages[1].role",
+    ),
+    "no role": ({"messages": [{"role": "", "content": "x"}]}, "messages[0].role"),
     "no messages": ({"messages": []}, "messages"),
     "a message without a role": ({"messages": [{"content": "x"}]}, "messages[0].role"),
     "a sound": (
@@ -57,9 +64,9 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
         {"messages": [{"role": "user", "content": "\ud800"}]},
         "messages[0].content",
     ),
-    "a format without a schema": (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
-        "response_format.json_schema.schema",
+    "a format without a name": (
+        {"response_format": {"type": "json_schema", "json_schema": {}}},
+        "response_format.json_schema.name",
     ),
     "a format that is none": ({"response_format": {"type": "yaml"}}, "response_format.type"),
     "a tool that must be called": ({"tool_choice": "required"}, "tool_choice"),
@@ -99,6 +106,14 @@ async def test_front_refuses_bad_chat_by_name_of_field(front, fields, param):
     assert error["type"] == "invalid_request_error"
     assert error["message"].startswith(f"{param}: ")
     assert "sampling." not in error["message"]
+
+
+@pytest.mark.parametrize("wrong", [{"4000": 1, "5000": 1}, {"x": 1, "y": 1}])
+async def test_front_names_every_wrong_key_of_a_bias(front, wrong):
+    asked = {"model": "tiny", "messages": MESSAGES, "logit_bias": {"5": 1, **wrong}}
+    response = await post(front, "/v1/chat/completions", json.dumps(asked))
+    assert response.status_code == 400
+    assert all(key in response.json()["error"]["message"] for key in wrong)
 
 
 BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {

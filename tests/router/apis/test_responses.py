@@ -252,6 +252,24 @@ async def test_conversation_of_items_becomes_messages_of_the_template(model):
     assert last.startswith("## assistant")
 
 
+async def test_input_may_be_empty_where_there_is_a_conversation(model, redis):
+    prompt = await prompt_of(model, input=[], instructions="Be kind.")
+    assert prompt.startswith("## system")
+    computing, decoding = writing("Hello.", model=model)
+    async with front_of(computing, decoding, model=model, responses_ttl=60.0, redis=redis) as front:
+        client = openai_client_of(front)
+        first = await client.responses.create(model=model.name, input=QUESTION)
+        await client.responses.create(model=model.name, input=[], previous_response_id=first.id)
+    prompt = model.tokenizer.decode(list(computing.requests[1].token_ids))
+    assert prompt.count("Hello.") == 1
+
+
+@pytest.mark.parametrize("longest", [{}, {"k" * 64: "a" * 512}])
+async def test_metadata_comes_back_up_to_its_bounds(model, longest):
+    given = {**{str(number): "a" for number in range(15)}, **longest}
+    assert (await ask(model, "Hello.", metadata=given)).metadata == given
+
+
 async def test_reasoning_effort_reaches_the_template(model):
     prompt = await prompt_of(model, input="Hi.", reasoning={"effort": "high"})
     assert "effort: high" in prompt
@@ -311,10 +329,13 @@ async def test_functions_of_namespaces_have_names_of_their_own(model):
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"truncation": "auto"}, "truncation"),
-        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"metadata": {str(number): "a" for number in range(17)}}, "metadata"),
+        ({"metadata": {"k" * 65: "a"}}, f"metadata.{'k' * 64}"),
+        ({"metadata": {"k": "a" * 513}}, "metadata.k"),
         ({"tools": [WEATHER, {**TIME, "async": True}]}, "tools[1].async"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
         ({"input": []}, "input"),
+        ({"input": [{"type": "reasoning", "id": "rs_1", "summary": []}]}, "input"),
         ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),

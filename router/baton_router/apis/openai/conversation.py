@@ -26,7 +26,12 @@ _CHOICES = {"auto": Choice.AUTO, "none": Choice.NONE, "required": Choice.REQUIRE
 def conversation_of(body: ChatRequest) -> Conversation:
     """Returns the conversation. Raises `InvalidArgumentError`."""
     turns = [_turn(message, f"messages[{at}]") for at, message in enumerate(body.messages)]
-    return with_options(turns, body, continues_answer=body.continue_final_message)
+    return with_options(
+        turns,
+        body,
+        continues_answer=body.continue_final_message,
+        begins_answer=body.add_generation_prompt is not False,
+    )
 
 
 def with_options(
@@ -36,6 +41,7 @@ def with_options(
     are_items: bool = False,
     merges_turns: bool = False,
     continues_answer: bool = False,
+    begins_answer: bool = True,
 ) -> Conversation:
     """Returns the conversation of these turns, with tools and variables; the other arguments are
     its. Raises `InvalidArgumentError`."""
@@ -49,6 +55,7 @@ def with_options(
         are_items,
         merges_turns,
         continues_answer,
+        begins_answer,
     )
 
 

@@ -172,6 +172,7 @@ class Generations:
                 tools=body.tools,
                 chat_template_kwargs=body.chat_template_kwargs,
                 continue_final_message=body.continue_final_message,
+                add_generation_prompt=body.add_generation_prompt,
             )
             token_ids = await self.tokens_of_chat(model.name, await _conversation(chat))
         names = None

@@ -59,7 +59,8 @@ def _params(body: GenerationRequest, max_tokens: int | None, **others: Any) -> S
     return SamplingParams(
         bad_words=tuple(body.bad_words),
         **{"temperature": body.temperature, **others},
-        top_p=body.top_p,
+        # OpenAI and Anthropic take 0 as well: of the most likely token alone.
+        top_p=body.top_p or 1.0,
         n=body.n,
         seed=secrets.randbits(64) if body.seed is None else body.seed % 2**64,
         presence_penalty=body.presence_penalty,
@@ -67,7 +68,7 @@ def _params(body: GenerationRequest, max_tokens: int | None, **others: Any) -> S
         logit_bias=_logit_bias(body.logit_bias),
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
         grammar=grammar_of(body),
-        top_k=0 if body.top_k == -1 else body.top_k,  # as vLLM and SGLang say "all"
+        top_k=_top_k(body),
         min_p=body.min_p,
         repetition_penalty=body.repetition_penalty,
         min_tokens=body.min_tokens,
@@ -75,6 +76,12 @@ def _params(body: GenerationRequest, max_tokens: int | None, **others: Any) -> S
         ignore_eos=body.ignore_eos,
         max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
     )
+
+
+def _top_k(body: GenerationRequest) -> int:
+    if body.top_p == 0.0 and not body.use_beam_search:
+        return 1
+    return 0 if body.top_k == -1 else body.top_k  # as vLLM and SGLang say "all"
 
 
 def _of_beams(body: GenerationRequest) -> dict[str, Any]:

@@ -8,9 +8,10 @@ absent field. Bounds are not checked here but with every request's (`baton.sampl
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct, field
+from msgspec.structs import force_setattr
 
 from baton.errors import InvalidArgumentError
-from baton_router.apis.edge.body.bodies import check_ids
+from baton_router.apis.edge.body.bodies import texts_or_ids
 
 JsonObject = dict[str, Any]
 Priority = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
@@ -46,10 +47,10 @@ class BatonOptions(_Schema, frozen=True):
 
 
 class JsonSchema(_Schema, frozen=True):
-    """JSON schema that the answer always fits, whatever `strict` is."""
+    """JSON schema that the answer always fits, whatever `strict` is; without one, any object."""
 
     name: str
-    json_schema: JsonObject = field(name="schema")
+    json_schema: JsonObject = field(name="schema", default_factory=lambda: {"type": "object"})
     strict: bool = True
     description: str = ""
 
@@ -183,7 +184,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ids(self.prompt, "prompt")
+        force_setattr(self, "prompt", texts_or_ids(self.prompt, "prompt"))
         if self.prompt_logprobs is not None and self.echo and self.logprobs is not None:
             raise InvalidArgumentError(
                 "prompt_logprobs", "is set beside echo and logprobs, which are the same; give one"
@@ -437,7 +438,7 @@ class EmbeddingRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields
     baton: BatonOptions = field(default_factory=BatonOptions)
 
     def __post_init__(self) -> None:
-        check_ids(self.input, "input")
+        force_setattr(self, "input", texts_or_ids(self.input, "input"))
 
 
 class TokenUsage(Struct, frozen=True):
@@ -552,12 +553,9 @@ class VersionResponse(Struct, frozen=True):
 
 
 def _check_prompt_end(body: ChatRequest | TokenizeRequest) -> None:
-    """Raises `InvalidArgumentError` unless the answer either continues the last message or begins a
+    """Raises `InvalidArgumentError` for an answer that both continues the last message and begins a
     new one."""
-    given = body.add_generation_prompt
-    if given is not None and given == body.continue_final_message:
+    if body.add_generation_prompt and body.continue_final_message:
         raise InvalidArgumentError(
-            "add_generation_prompt",
-            f"is {given}; expected {not given} with continue_final_message = "
-            f"{body.continue_final_message}",
+            "add_generation_prompt", "is True; expected False with continue_final_message = True"
         )

@@ -72,8 +72,6 @@ def items_of(body: ResponsesRequest) -> list[Json]:
     """Returns the items of the input, as they were sent; a text is a message of the user."""
     if isinstance(body.input, str):
         return [{"type": "message", "role": "user", "content": body.input}]
-    if not body.input:
-        raise InvalidArgumentError("input", "is empty; expected a text or items. Send a message.")
     return [
         {**item, "type": _short_type(item)}
         if isinstance(item, dict) and item.get("type") is None
@@ -109,6 +107,8 @@ def conversation_of(
     _check_outputs(before, items)
     places = ["previous_response_id"] * len(before) + [f"input[{at}]" for at in range(len(items))]
     turns = [Turn("system", (body.instructions,))] if body.instructions else []
+    if not (turns or before or items):
+        raise InvalidArgumentError("input", "is empty; expected a text or items. Send a message.")
     leads = True
     for item, place in zip([*before, *items], places, strict=True):
         if item is None:

@@ -19,6 +19,10 @@ from baton_router.apis.openai.schemas import (
     StreamOptions,
 )
 
+# Bounds of `metadata`, as of OpenAI's API.
+_MAX_METADATA = 16
+_MAX_METADATA_KEY, _MAX_METADATA_VALUE = 64, 512
+
 # Fields that would change the answer.
 _UNSUPPORTED = ("background", "context_management", "conversation", "moderation", "prompt")
 
@@ -194,8 +198,26 @@ class ResponsesRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields
         for name in _UNSUPPORTED:
             if getattr(self, name):
                 raise InvalidArgumentError(name, "is not supported here; leave it out")
+        _check_metadata(self.metadata)
         if self.top_logprobs:
             raise InvalidArgumentError(
                 "top_logprobs",
                 f"is {self.top_logprobs}; expected 0. Chat completions have log-probabilities.",
             )
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    """Raises `InvalidArgumentError` beyond the bounds of metadata, which the answer repeats."""
+    if len(metadata) > _MAX_METADATA:
+        problem = f"has {len(metadata)} keys; expected at most {_MAX_METADATA}"
+        raise InvalidArgumentError("metadata", problem)
+    for key, value in metadata.items():
+        for what, text, most in (
+            ("a key", key, _MAX_METADATA_KEY),
+            ("a value", value, _MAX_METADATA_VALUE),
+        ):
+            if len(text) > most:
+                raise InvalidArgumentError(
+                    f"metadata.{key[:_MAX_METADATA_KEY]}",
+                    f"has {what} of {len(text)} characters; expected at most {most}",
+                )

@@ -27,6 +27,8 @@ _RESERVED = {
 _SHOWN_CHARS = 40
 # Roles that every template knows, or whose turns are placed elsewhere where it does not.
 _PLACED = frozenset(("system", "developer", "user", "assistant"))
+# Those of results, of which some templates render nothing.
+_RESULTS = frozenset(("tool", "function"))
 
 
 def normalised(conversation: Conversation, template: ChatTemplate | None = None) -> Conversation:
@@ -60,6 +62,7 @@ def normalised(conversation: Conversation, template: ChatTemplate | None = None)
         conversation.tools,
         variables,
         continues_answer=conversation.continues_answer,
+        begins_answer=conversation.begins_answer,
     )
 
 
@@ -72,11 +75,18 @@ def _of_effort(effort: str | None) -> dict[str, Any]:
 
 
 def _check_roles(turns: Sequence[Turn], template: ChatTemplate) -> None:
-    """Raises `InvalidArgumentError` for a role whose turns would be lost without notice."""
+    """Raises `InvalidArgumentError` for a role that neither the APIs nor the template name, and for
+    one whose turns would be lost without notice."""
     known = set(_PLACED)
     for turn in turns:
         if turn.role in known:
             continue
+        if turn.role not in _RESULTS and not template.names_role(turn.role):
+            raise InvalidArgumentError(
+                turn.role_field,
+                f"is {turn.role[:_SHOWN_CHARS]!r}, which the model's chat template does not name; "
+                f"expected {', '.join(sorted(_PLACED))} or tool",
+            )
         if not template.renders_role(turn.role):
             raise InvalidArgumentError(
                 turn.role_field,

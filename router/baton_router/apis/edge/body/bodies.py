@@ -19,7 +19,7 @@ from starlette.requests import Request
 from baton.errors import InvalidArgumentError, OverloadedError
 from baton.serving.bounds import Bounds
 from baton.serving.grpc.large_requests import LARGE_BYTES, LargeRequests, Share
-from baton_router.apis.edge.body.objects import objects_of, without_nulls
+from baton_router.apis.edge.body.objects import objects_of, with_integers, without_nulls
 from baton_router.apis.edge.body.other_servers import in_own_terms
 from baton_router.apis.edge.body.other_tools import served_tools
 from baton_router.apis.edge.body.structure import PIECE_BYTES, Structure
@@ -39,6 +39,8 @@ _SHOWN_CHARS = 40
 # In larger bodies, a key that is there twice is not looked for to be named.
 _NAMED_KEY_BYTES = 2**20
 
+# The end of msgspec's error about a float where it expected something else.
+_OF_FLOAT = "got `float`"
 _NAMED = re.compile(r"(missing required|unknown) field `(.*)`", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 
@@ -176,10 +178,16 @@ def _names_of(schema: type[msgspec.Struct]) -> frozenset[str]:
 
 
 def convert(content: Any, kind: Any, field: str = "") -> Any:
-    """Returns JSON objects as values of the type `kind`; fields that are null are absent. Raises
-    `InvalidArgumentError`, which names the field; `content` is the value of `field` or the whole
-    body."""
+    """Returns JSON objects as values of the type `kind`; fields that are null are absent, and 3.0
+    is an integer, as in JSON Schema. Raises `InvalidArgumentError`, which names the field;
+    `content` is the value of `field` or the whole body."""
     content = without_nulls(content, objects_of(kind))
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        if _OF_FLOAT not in str(error):
+            raise _explained(error, content, field) from None
+    content = with_integers(content)
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
@@ -231,13 +239,14 @@ def _find_half_surrogate(body: bytes | bytearray) -> None:
         _check_text(json.loads(body), ())
 
 
-def check_ids(given: str | list[Any], field: str) -> None:
-    """Raises `InvalidArgumentError` unless all items are of the first one's type: texts, token ids
-    or lists of them."""
+def texts_or_ids(given: str | list[Any], field: str) -> str | list[Any]:
+    """Returns a text, or texts, token ids or lists of them. Raises `InvalidArgumentError` unless
+    all items are of the first one's type."""
     if not isinstance(given, list) or not given:
-        return
+        return given
     kinds: dict[type, Any] = {str: list[str], list: list[list[_TokenId]]}
-    convert(given, kinds.get(type(given[0]), list[_TokenId]), field)
+    found: list[Any] = convert(given, kinds.get(type(given[0]), list[_TokenId]), field)
+    return found
 
 
 def _explained(
