@@ -301,9 +301,11 @@ async def test_function_of_namespace_is_called_and_comes_back_in_it(model, strea
 
 async def test_functions_of_namespaces_have_names_of_their_own(model):
     taken = {**TIME, "name": "mcp_clock__time"}
+    zone = {**TIME, "name": "zone", "description": "Of a zone."}
+    clock = {**CLOCK, "tools": [*CLOCK["tools"], zone]}
     prompt = await prompt_of(
         model,
-        tools=[CLOCK, taken, TIME],
+        tools=[clock, taken, TIME],
         input=[
             {"role": "user", "content": QUESTION},
             {
@@ -317,6 +319,8 @@ async def test_functions_of_namespaces_have_names_of_their_own(model):
         ],
     )
     described, *_ = prompt.split("<|im_end|>")
+    assert described.count("Tells the time.") == 2  # of two functions in the namespace
+    assert '"description": "Tells the time.\\n\\nOf a zone."' in described
     for name in ("mcp_clock__time_2", "mcp_clock__time", "time"):
         assert described.count(f'"name": "{name}"') == 1
     assert "calls mcp_clock__time_2" in prompt

@@ -85,6 +85,16 @@ async def test_chat_answer_has_calls_and_no_content(model):
     assert all(len(one) == 29 and one.startswith("call_") for one in ids)
 
 
+@pytest.mark.parametrize("choice", ["auto", "required", "none"])
+async def test_stream_of_calls_alone_never_has_content(model, choice):
+    chunks = await ask(model, f"{OSLO}\n{NOW}", tool_choice=choice, stream=True)
+    contents = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices]
+    if choice == "none":
+        assert contents[0] == ""
+    else:
+        assert {*contents} == {None}
+
+
 @pytest.mark.parametrize("size", [1, 3, 500])
 @pytest.mark.parametrize(
     "text",

@@ -65,17 +65,20 @@ class ChatShape:
         tokens: TokenBytes,
         *,
         is_parsed: bool = False,
+        may_call: bool = False,
         reasoning_names: Sequence[str] = ("reasoning_content",),
     ) -> None:
-        """`is_parsed`: choices are made of parts, else of text. `reasoning_names`: fields that have
-        the reasoning; empty: it is left out."""
+        """`is_parsed`: choices are made of parts, else of text. `may_call`: there may be calls
+        among them. `reasoning_names`: fields that have the reasoning; empty: it is left out."""
+        # Null is that of an answer that is a call, and adds to a text as "" does.
+        self._begun = None if may_call else ""
         self._reasoning_names = reasoning_names
         self._tokens = tokens
         self._is_parsed = is_parsed
         self._have_calls: set[int] = set()
 
     def opening(self, index: int) -> Json | None:
-        return self._choice(index, {"role": "assistant", "content": ""}, [])
+        return self._choice(index, {"role": "assistant", "content": self._begun}, [])
 
     def part(self, update: SequenceDelta) -> Json | None:
         delta = self._message([update])

@@ -138,6 +138,7 @@ class Generations:
             shape = ChatShape(
                 self._tokens[model.name],
                 is_parsed=parsing is not None,
+                may_call=parsing is not None and bool(parsing.tools),
                 reasoning_names=self._reasoning_names if options.include_reasoning else (),
             )
             writer_of = partial(ChoiceWriter, options, shape)

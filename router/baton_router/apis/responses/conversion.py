@@ -140,7 +140,7 @@ def options_of(body: ResponsesRequest, functions: Functions) -> ChatOptions:
         priority=body.priority,
         response_format=_response_format(body.text),
         tools=[
-            Tool("function", Function(f.name, f.tool.description, f.tool.parameters, f.tool.strict))
+            Tool("function", Function(f.name, f.description, f.tool.parameters, f.tool.strict))
             for f in functions.all
         ],
         tool_choice=_tool_choice(body, functions),

@@ -22,11 +22,13 @@ class NamedTool:
 
     Attributes:
         name: by which the model calls it.
+        description: for the model, after that of its namespace.
         namespace: empty: it is in none.
         place: its path in the request.
     """
 
     name: str
+    description: str
     namespace: str
     tool: FunctionTool
     place: str
@@ -45,13 +47,13 @@ class Functions:
         self.all: list[NamedTool] = []
         for at, given in enumerate(tools):
             if isinstance(given, FunctionTool):
-                self.all.append(NamedTool(given.name, "", given, f"tools[{at}]"))
+                self.all.append(_named(given.name, given, None, f"tools[{at}]"))
             elif given is not None:
                 for inner, tool in enumerate(given.tools):
                     if tool is not None:
                         name = _unique(_joined(given.name, tool.name), taken)
                         place = f"tools[{at}].tools[{inner}]"
-                        self.all.append(NamedTool(name, given.name, tool, place))
+                        self.all.append(_named(name, tool, given, place))
         self._apart = {f.name: (f.namespace, f.tool.name) for f in self.all if f.namespace}
         self._names = {apart: name for name, apart in self._apart.items()}
 
@@ -66,6 +68,12 @@ class Functions:
         """Returns the fields that name a function in its call, by the name that the model wrote."""
         namespace, short = self._apart.get(name, ("", name))
         return {"name": short, "namespace": namespace} if namespace else {"name": short}
+
+
+def _named(name: str, tool: FunctionTool, of: Namespace | None, place: str) -> NamedTool:
+    about = (None if of is None else of.description, tool.description)
+    description = "\n\n".join(text for text in about if text)
+    return NamedTool(name, description, "" if of is None else of.name, tool, place)
 
 
 def _joined(namespace: str, name: str) -> str:
