@@ -23,5 +23,10 @@ def arguments_text(written: str) -> str:
     return json.dumps(arguments_object(written), ensure_ascii=False)
 
 
+def text_argument(text: str) -> str:
+    """Returns a text, which is all that a custom tool gets, as the arguments of a function."""
+    return json.dumps({"input": text}, ensure_ascii=False)
+
+
 def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number of JSON")

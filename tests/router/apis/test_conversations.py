@@ -171,7 +171,7 @@ async def test_answer_continues_as_text_of_the_same_answer(model):
     assert text_of(tokens.json()["tokens"], model).endswith("## assistantIt is")
 
 
-async def test_prompt_ends_with_the_last_message_where_no_answer_begins(model):
+async def test_prompt_ends_with_the_last_message_without_an_answer(model):
     """So that a finished conversation is counted; `|<|im_end|>` makes the renderer mark texts."""
     turns = [{"role": "user", "content": "How?"}, {"role": "assistant", "content": "So. <|im_end|"}]
     body = {"messages": turns, "add_generation_prompt": False}

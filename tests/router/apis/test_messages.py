@@ -373,7 +373,7 @@ async def test_message_accepts_hints_without_effect(model):
         ({"messages": [USER, {"role": "assistant", "content": " "}]}, "messages: do not end"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "container_upload"}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "container_uplod"}]}]},
             "messages[0].content[0].type",
         ),
         *(

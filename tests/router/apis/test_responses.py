@@ -340,7 +340,7 @@ async def test_functions_of_namespaces_have_names_of_their_own(model):
         ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
         ({"input": []}, "input"),
         ({"input": [{"type": "reasoning", "id": "rs_1", "summary": []}]}, "input"),
-        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "web_serch_call", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         (

@@ -4,6 +4,7 @@ fields in errors."""
 import json
 import re
 from collections.abc import Sequence
+from typing import Any, Final
 
 from baton.errors import InvalidArgumentError
 from baton_router.apis.answers.answer_writer import Json
@@ -11,6 +12,7 @@ from baton_router.apis.anthropic.schemas import (
     AnyChoice,
     Block,
     BlocksSource,
+    Compaction,
     Conversation,
     CustomTool,
     ImageBlock,
@@ -18,13 +20,15 @@ from baton_router.apis.anthropic.schemas import (
     MessagesRequest,
     NoChoice,
     ReadBlock,
+    Result,
     SearchResult,
+    ServerToolResult,
+    ServerToolUse,
     TextBlock,
     ThinkingBlock,
     ThinkingOff,
     ThinkingOn,
     ToolReference,
-    ToolResult,
     ToolUse,
 )
 from baton_router.apis.anthropic.schemas import ToolChoice as OneTool
@@ -42,6 +46,10 @@ from baton_router.apis.openai.schemas import (
 )
 from baton_router.call import generate_call
 from baton_router.call.generate_call import GivenImage, ToolCall, Turn
+
+Use = ToolUse | ServerToolUse
+
+_AS_TEXT: Final[Any] = {"ensure_ascii": False}
 
 MESSAGES = FieldNames(
     {
@@ -102,7 +110,7 @@ def conversation_of(body: Conversation, options: ChatOptions) -> generate_call.C
     turns = [Turn("system", (system,))] if system else []
     for at, message in enumerate(body.messages):
         turns += _turns(message, f"messages[{at}]")
-    continues = body.messages[-1].role == "assistant"
+    continues = body.messages[-1].role == "assistant" and turns[-1].role == "assistant"
     return with_options(turns, options, merges_turns=True, continues_answer=continues)
 
 
@@ -121,9 +129,9 @@ def _check(messages: Sequence[Message]) -> None:
     ids = set()
     for at, message in enumerate(messages):
         for block_at, block in enumerate(_blocks(message)):
-            if isinstance(block, ToolUse):
+            if isinstance(block, Use):
                 ids.add(block.id)
-            elif isinstance(block, ToolResult) and block.tool_use_id not in ids:
+            elif isinstance(block, Result) and block.tool_use_id not in ids:
                 raise InvalidArgumentError(
                     f"messages[{at}].content[{block_at}].tool_use_id",
                     f"is {block.tool_use_id!r}; expected the id of an earlier tool_use block",
@@ -140,35 +148,69 @@ def _turns(message: Message, place: str) -> list[Turn]:
         return [Turn(message.role, (message.content,))]
     if message.role == "system":
         return [Turn("system", (_text(_texts(message.content, place)),))]
-    if message.role == "assistant":
-        return [_answer(message)]
+    make = _answer if message.role == "assistant" else _asked
     turns: list[Turn] = []
-    parts: list[str | GivenImage] = []
+    held: list[tuple[str, Block]] = []  # each with its place
     for at, block in enumerate(message.content):
         field = f"{place}.content[{at}]"
-        if isinstance(block, ToolResult):
-            if parts:
-                turns.append(Turn("user", joined_texts(parts)))
-                parts = []
-            turns.append(
-                Turn(
-                    "tool",
-                    joined_texts(_parts(block.content, f"{field}.content")),
-                    tool_call_id=block.tool_use_id,
-                    role_field=f"{field}.type",
-                )
-            )
-        elif isinstance(block, ReadBlock):
-            parts += _read(block, field)
-    if parts or not turns:
-        turns.append(Turn("user", joined_texts(parts)))
+        if isinstance(block, Result):
+            if held:
+                turns.append(make(held))
+                held = []
+            turns.append(_result(block, field))
+        elif block is not None:
+            held.append((field, block))
+    if held or not turns:
+        turns.append(make(held))
     return turns
 
 
-def _texts(content: Sequence[Block], place: str) -> list[TextBlock]:
+def _result(block: Result, field: str) -> Turn:
+    if isinstance(block, ServerToolResult):
+        content: list[str | GivenImage] = [_told(block.content)]
+    else:
+        content = _parts(block.content, f"{field}.content")
+    return Turn(
+        "tool",
+        joined_texts(content),
+        tool_call_id=block.tool_use_id,
+        role_field=f"{field}.type",
+    )
+
+
+def _told(content: Any) -> str:
+    """Returns what another server's tool has found, without what only that server can read."""
+    return content if isinstance(content, str) else json.dumps(_readable(content), **_AS_TEXT)
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_readable(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    is_file = value.get("type") == "base64"
+    return {
+        name: _readable(item)
+        for name, item in value.items()
+        if not name.startswith("encrypted_") and not (is_file and name == "data")
+    }
+
+
+def _asked(held: Sequence[tuple[str, Block]]) -> Turn:
+    """Returns a turn of the user."""
+    parts: list[str | GivenImage] = []
+    for field, block in held:
+        if isinstance(block, ReadBlock):
+            parts += _read(block, field)
+    return Turn("user", joined_texts(parts))
+
+
+def _texts(content: Sequence[Block | None], place: str) -> list[TextBlock]:
     """Returns blocks that are all text. Raises `InvalidArgumentError` for another one."""
     texts = []
     for at, block in enumerate(content):
+        if block is None:
+            continue
         if not isinstance(block, TextBlock):
             raise InvalidArgumentError(
                 f"{place}.content[{at}].type",
@@ -204,23 +246,24 @@ def _read(block: ReadBlock | ToolReference, field: str) -> list[str | GivenImage
     return [*heads, block.source.data]
 
 
-def _answer(message: Message) -> Turn:
-    """Returns an answer of the model."""
-    blocks = _blocks(message)
+def _answer(held: Sequence[tuple[str, Block]]) -> Turn:
+    """Returns a turn of the model."""
+    blocks = [block for _, block in held]
+    texts = [
+        block.text if isinstance(block, TextBlock) else block.content or ""
+        for block in blocks
+        if isinstance(block, TextBlock | Compaction)
+    ]
     return Turn(
         "assistant",
-        (_text([block for block in blocks if isinstance(block, TextBlock)]),),
+        ("\n".join(texts),),
         reasoning="".join(b.thinking for b in blocks if isinstance(b, ThinkingBlock)),
         tool_calls=tuple(
-            ToolCall(block.id, block.name, _arguments(block))
+            ToolCall(block.id, block.name, json.dumps(block.input, **_AS_TEXT))
             for block in blocks
-            if isinstance(block, ToolUse)
+            if isinstance(block, Use)
         ),
     )
-
-
-def _arguments(block: ToolUse) -> str:
-    return json.dumps(block.input, ensure_ascii=False)
 
 
 def _text(content: str | Sequence[TextBlock]) -> str:

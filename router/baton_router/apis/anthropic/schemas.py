@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from msgspec import Struct, field
 
 from baton.errors import InvalidArgumentError
+from baton_router.apis.edge.body.left_out import LeftOut
 from baton_router.apis.openai.schemas import BatonOptions, ChatRequest, JsonObject
 
 # Fields that would change the answer.
@@ -103,12 +104,97 @@ class ToolResult(_Block, frozen=True, tag="tool_result"):
     content: str | list[ReadBlock | ToolReference] = ""
 
 
-Block = ReadBlock | ThinkingBlock | RedactedThinking | ToolUse | ToolResult
+class Compaction(_Block, frozen=True, tag="compaction"):
+    """Summary of the conversation before it."""
+
+    content: str | None = None
+
+
+class ServerToolUse(_Block, frozen=True, tag="server_tool_use"):
+    """Call of a tool that another server ran itself."""
+
+    id: str
+    name: str
+    input: JsonObject = {}
+
+
+class McpToolUse(ServerToolUse, frozen=True, tag="mcp_tool_use"):
+    """Call of a tool of a server of MCP that another server ran itself."""
+
+
+class McpToolResult(_Block, frozen=True, tag="mcp_tool_result"):
+    tool_use_id: str
+    content: str | list[TextBlock] = ""
+
+
+class ServerToolResult(_Block, frozen=True):
+    """Result of a tool that another server ran itself, in the form of that tool."""
+
+    tool_use_id: str
+    content: Any = None
+
+
+class AdvisorResult(ServerToolResult, frozen=True, tag="advisor_tool_result"):
+    pass
+
+
+class BashResult(ServerToolResult, frozen=True, tag="bash_code_execution_tool_result"):
+    pass
+
+
+class CodeResult(ServerToolResult, frozen=True, tag="code_execution_tool_result"):
+    pass
+
+
+class EditorResult(ServerToolResult, frozen=True, tag="text_editor_code_execution_tool_result"):
+    pass
+
+
+class ToolSearchResult(ServerToolResult, frozen=True, tag="tool_search_tool_result"):
+    pass
+
+
+class WebFetchResult(ServerToolResult, frozen=True, tag="web_fetch_tool_result"):
+    pass
+
+
+class WebSearchResult(ServerToolResult, frozen=True, tag="web_search_tool_result"):
+    pass
+
+
+Result = (
+    ToolResult
+    | McpToolResult
+    | AdvisorResult
+    | BashResult
+    | CodeResult
+    | EditorResult
+    | ToolSearchResult
+    | WebFetchResult
+    | WebSearchResult
+)
+Block = (
+    ReadBlock
+    | ThinkingBlock
+    | RedactedThinking
+    | Compaction
+    | ToolUse
+    | ServerToolUse
+    | McpToolUse
+    | Result
+)
+
+_LEFT_OUT = frozenset(
+    {"container_upload", "fallback", "mcp_tool_listing", "tool_addition", "tool_removal"}
+)
+"""Types of blocks without text that a model of another server could read."""
 
 
 class Message(_Schema, frozen=True):
+    """Message. Lists of blocks have None in the place of one that was left out."""
+
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | list[Block | None]
 
 
 class CustomTool(_Schema, frozen=True, kw_only=True):
@@ -175,6 +261,7 @@ class Conversation(_Schema, frozen=True, kw_only=True):
     """Conversation and tools: the request body of `/v1/messages/count_tokens`."""
 
     tool_types: ClassVar[frozenset[str]] = frozenset({"custom"})
+    left_out: ClassVar[LeftOut] = LeftOut(("messages", "content"), _LEFT_OUT)
 
     messages: list[Message]
     model: str = ""

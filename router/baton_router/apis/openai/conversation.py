@@ -9,6 +9,7 @@ from baton_router.apis.openai.schemas import (
     ChatMessage,
     ChatOptions,
     ChatRequest,
+    FunctionCall,
     ImagePart,
     NamedTool,
     RefusalPart,
@@ -16,6 +17,8 @@ from baton_router.apis.openai.schemas import (
     VideoPart,
 )
 from baton_router.apis.openai.schemas import Tool as OpenAITool
+from baton_router.apis.openai.schemas import ToolCall as EarlierCall
+from baton_router.call.arguments import text_argument
 from baton_router.call.generate_call import Conversation, GivenClip, GivenImage, ToolCall, Turn
 from baton_router.call.output_format import Choice, ParsingOptions, Tool
 from baton_router.text.model_card import ModelCard
@@ -61,8 +64,7 @@ def with_options(
 
 def _turn(message: ChatMessage, field: str) -> Turn:
     calls = [
-        ToolCall(call.id, call.function.name, call.function.arguments)
-        for call in message.tool_calls or ()
+        _call(call, f"{field}.tool_calls[{at}]") for at, call in enumerate(message.tool_calls or ())
     ]
     return Turn(
         message.role,
@@ -73,6 +75,16 @@ def _turn(message: ChatMessage, field: str) -> Turn:
         tuple(calls),
         f"{field}.role",
     )
+
+
+def _call(call: EarlierCall, field: str) -> ToolCall:
+    """Returns an earlier call at `field` of the request. Raises `InvalidArgumentError`."""
+    made = call.custom if call.type == "custom" else call.function
+    if made is None:
+        raise InvalidArgumentError(f"{field}.{call.type}", "is missing")
+    if isinstance(made, FunctionCall):
+        return ToolCall(call.id, made.name, made.arguments)
+    return ToolCall(call.id, made.name, text_argument(made.input))
 
 
 def _parts(message: ChatMessage, field: str) -> Sequence[str | GivenImage]:

@@ -252,12 +252,20 @@ class FunctionCall(_Schema, frozen=True, forbid_unknown_fields=False):
     arguments: str = ""
 
 
+class CustomCall(_Schema, frozen=True, forbid_unknown_fields=False):
+    """Call with a text as argument."""
+
+    name: str
+    input: str = ""
+
+
 class ToolCall(_Schema, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """Tool call that the model made in an earlier turn."""
+    """Tool call that a model made in an earlier turn, with the field that its type names."""
 
     id: str
-    type: Literal["function"] = "function"
-    function: FunctionCall
+    type: Literal["function", "custom"] = "function"
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
 
 
 class ChatMessage(_Schema, frozen=True, forbid_unknown_fields=False):

@@ -3,7 +3,8 @@ fields in errors."""
 
 import re
 from collections.abc import Sequence
-from typing import TypeGuard
+
+import msgspec
 
 from baton.errors import InvalidArgumentError
 from baton_router.apis.answers.answer_writer import Json
@@ -25,25 +26,31 @@ from baton_router.apis.openai.schemas import (
     ToolChoice,
 )
 from baton_router.apis.responses.functions import Functions
+from baton_router.apis.responses.other_items import (
+    CallWithResult,
+    LocalShellCall,
+    LocalShellOutput,
+    OtherCall,
+    OtherOutput,
+)
+from baton_router.apis.responses.parts import InputImage, InputText, OutputText, Refusal
 from baton_router.apis.responses.schemas import (
     AllowedFunctions,
     AnyObject,
     FunctionCallItem,
     FunctionCallOutput,
-    InputImage,
-    InputText,
     Item,
     Message,
     NamedFunction,
     ObjectOfSchema,
-    OutputText,
     ReasoningItem,
-    Refusal,
     ResponsesRequest,
     TextOptions,
 )
 from baton_router.call.generate_call import Conversation, GivenImage, ToolCall, Turn
 
+Call = FunctionCallItem | OtherCall
+Output = FunctionCallOutput | OtherOutput
 Part = InputText | InputImage | OutputText | Refusal
 
 _RULES = ("system", "developer")
@@ -110,13 +117,15 @@ def conversation_of(
     if not (turns or before or items):
         raise InvalidArgumentError("input", "is empty; expected a text or items. Send a message.")
     leads = True
+    shell_ids = _shell_ids([*before, *items])
     for item, place in zip([*before, *items], places, strict=True):
         if item is None:
             continue
+        if isinstance(item, LocalShellOutput):
+            call_id = shell_ids.get(item.call_id, item.call_id)
+            item = msgspec.structs.replace(item, call_id=call_id)
         leads = leads and isinstance(item, Message) and item.role in _RULES
-        turn = _turn(item, place, functions, leads=leads)
-        if turn is not None:
-            turns.append(turn)
+        turns += _turns(item, place, functions, leads=leads)
     return with_options(turns, options, are_items=True)
 
 
@@ -153,42 +162,57 @@ def options_of(body: ResponsesRequest, functions: Functions) -> ChatOptions:
 
 def _check_outputs(before: Sequence[Item], items: Sequence[Item | None]) -> None:
     """Raises `InvalidArgumentError` for the output of a call that is not in the conversation."""
-    call_ids = {item.call_id for item in before if _is_whole_call(item)}
+    call_ids = {call_id for item in before for call_id in _call_ids(item)}
     for at, item in enumerate(items):
-        if _is_whole_call(item):
-            call_ids.add(item.call_id)
-        elif isinstance(item, FunctionCallOutput) and item.call_id not in call_ids:
+        call_ids.update(_call_ids(item))
+        if isinstance(item, Output) and item.call_id not in call_ids:
+            name = "id" if isinstance(item, LocalShellOutput) else "call_id"
             raise InvalidArgumentError(
-                f"input[{at}].call_id",
-                f"is {item.call_id!r}; expected the call_id of an earlier function_call. Send that "
-                "item, too, or the previous_response_id of its response.",
+                f"input[{at}].{name}",
+                f"is {item.call_id!r}; expected the call_id of an earlier call. Send that item, "
+                "too, or the previous_response_id of its response.",
             )
 
 
-def _is_whole_call(item: Item | None) -> TypeGuard[FunctionCallItem]:
-    return isinstance(item, FunctionCallItem) and item.status != "incomplete"
+def _call_ids(item: Item | None) -> Sequence[str]:
+    """Returns the ids by which an output may name an item, if that is a whole call."""
+    if isinstance(item, LocalShellCall):
+        return (item.call_id, item.id)
+    return (item.call_id,) if isinstance(item, Call) and not _is_cut(item) else ()
 
 
-def _turn(item: Item, place: str, functions: Functions, *, leads: bool) -> Turn | None:
-    """Returns the turn of an item at `place` of the request; None if the model gets nothing of it.
+def _shell_ids(items: Sequence[Item | None]) -> dict[str, str]:
+    """Returns the ids of calls of a local shell by those of their items, which outputs name."""
+    return {item.id: item.call_id for item in items if isinstance(item, LocalShellCall)}
+
+
+def _is_cut(item: Call | CallWithResult) -> bool:
+    """Returns whether the arguments of a call end somewhere."""
+    return isinstance(item, FunctionCallItem) and item.status == "incomplete"
+
+
+def _turns(item: Item, place: str, functions: Functions, *, leads: bool) -> Sequence[Turn]:
+    """Returns the turns of an item at `place` of the request; none if the model gets nothing of it.
     `leads`: it is one of the instructions that the conversation begins with."""
-    match item:
-        case FunctionCallItem(status="incomplete"):
-            return None  # its arguments end somewhere
-        case FunctionCallItem():
-            name = functions.name_of(item.namespace, item.name)
-            call = ToolCall(item.call_id, name, item.arguments)
-            return Turn("assistant", tool_calls=(call,))
-        case FunctionCallOutput():
-            parts = _parts(item.output, f"{place}.output")
-            return Turn("tool", parts, tool_call_id=item.call_id, role_field=place)
-        case ReasoningItem():
-            thought = "".join(part.text for part in item.content or ())
-            return Turn("assistant", reasoning=thought)
+    if isinstance(item, Call | CallWithResult):
+        if _is_cut(item):
+            return ()
+        name = functions.name_of(item.namespace, item.name)
+        call = Turn("assistant", tool_calls=(ToolCall(item.call_id, name, item.arguments),))
+        if not isinstance(item, CallWithResult):
+            return (call,)
+        result = Turn("tool", (item.result,), tool_call_id=item.call_id, role_field=place)
+        return (call, result)
+    if isinstance(item, Output):
+        parts = _parts(item.output, f"{place}.output")
+        return (Turn("tool", parts, tool_call_id=item.call_id, role_field=place),)
+    if isinstance(item, ReasoningItem):
+        thought = "".join(part.text for part in item.content or ())
+        return (Turn("assistant", reasoning=thought),)
     field = f"{place}.content"
     if leads or item.role == "assistant":
-        return Turn(item.role, (_text(item.content, field),))
-    return Turn(item.role, _parts(item.content, field))
+        return (Turn(item.role, (_text(item.content, field),)),)
+    return (Turn(item.role, _parts(item.content, field)),)
 
 
 def _parts(content: str | Sequence[Part], field: str) -> tuple[str | GivenImage, ...]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from msgspec import Struct, field
 
 from baton.errors import InvalidArgumentError
+from baton_router.apis.edge.body.left_out import LeftOut
 from baton_router.apis.edge.body.objects import Hint
 from baton_router.apis.openai.schemas import (
     BatonOptions,
@@ -17,6 +18,15 @@ from baton_router.apis.openai.schemas import (
     JsonObject,
     Priority,
     StreamOptions,
+)
+from baton_router.apis.responses.other_items import LEFT_OUT, OtherItem
+from baton_router.apis.responses.parts import (
+    InputImage,
+    InputText,
+    ItemSchema,
+    OutputText,
+    ReasoningText,
+    Refusal,
 )
 
 # Bounds of `metadata`, as of OpenAI's API.
@@ -31,40 +41,12 @@ class _Schema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Schema whose types are taken literally: no text is a number."""
 
 
-class _Item(Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Item of a conversation, or a part of one. Clients send back items of earlier answers, whose
-    further fields, such as their ids, change nothing."""
-
-
-class InputText(_Item, frozen=True, tag="input_text"):
-    text: str
-
-
-class InputImage(_Item, frozen=True, tag="input_image"):
-    """Image. `detail` changes nothing: the model's processor decides about sizes."""
-
-    image_url: str
-    detail: str | None = None
-
-
-class OutputText(_Item, frozen=True, tag="output_text"):
-    text: str
-
-
-class Refusal(_Item, frozen=True, tag="refusal"):
-    text: str = field(name="refusal")
-
-
-class ReasoningText(_Item, frozen=True, tag="reasoning_text"):
-    text: str
-
-
-class Message(_Item, frozen=True, tag="message"):
+class Message(ItemSchema, frozen=True, tag="message"):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputText | InputImage | OutputText | Refusal]
 
 
-class FunctionCallItem(_Item, frozen=True, tag="function_call"):
+class FunctionCallItem(ItemSchema, frozen=True, tag="function_call"):
     call_id: str
     name: str
     arguments: str = ""
@@ -72,18 +54,18 @@ class FunctionCallItem(_Item, frozen=True, tag="function_call"):
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
 
-class FunctionCallOutput(_Item, frozen=True, tag="function_call_output"):
+class FunctionCallOutput(ItemSchema, frozen=True, tag="function_call_output"):
     call_id: str
     output: str | list[InputText | InputImage] = ""
 
 
-class ReasoningItem(_Item, frozen=True, tag="reasoning"):
+class ReasoningItem(ItemSchema, frozen=True, tag="reasoning"):
     """Reasoning of an earlier answer. Only its text counts, not a summary of it."""
 
     content: list[ReasoningText] | None = None
 
 
-Item = Message | FunctionCallItem | FunctionCallOutput | ReasoningItem
+Item = Message | FunctionCallItem | FunctionCallOutput | ReasoningItem | OtherItem
 
 
 class FunctionTool(_Schema, frozen=True, tag_field="type", tag="function"):
@@ -149,6 +131,7 @@ class ResponsesRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields
     # So fields of chat completions that are unknown here are refused.
     becomes: ClassVar[type[Struct]] = ChatRequest
     tool_types: ClassVar[frozenset[str]] = frozenset({"function", "namespace"})
+    left_out: ClassVar[LeftOut] = LeftOut(("input",), LEFT_OUT)
 
     input: str | list[Any]
     model: str = ""

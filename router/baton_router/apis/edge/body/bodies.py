@@ -19,6 +19,7 @@ from starlette.requests import Request
 from baton.errors import InvalidArgumentError, OverloadedError
 from baton.serving.bounds import Bounds
 from baton.serving.grpc.large_requests import LARGE_BYTES, LargeRequests, Share
+from baton_router.apis.edge.body.left_out import LeftOut
 from baton_router.apis.edge.body.objects import objects_of, with_integers, without_nulls
 from baton_router.apis.edge.body.other_servers import in_own_terms
 from baton_router.apis.edge.body.other_tools import served_tools
@@ -165,6 +166,9 @@ def parse(
     types = getattr(schema, "tool_types", None)
     if types is not None and isinstance(kept.get("tools"), list):
         kept["tools"] = served_tools(kept["tools"], types, unknown)
+    left_out: LeftOut | None = getattr(schema, "left_out", None)
+    if left_out is not None:
+        kept = left_out.applied(kept, unknown)
     request: _Schema = convert(kept, schema)
     if _count_keys(content) < num_keys:
         raise _double_key(body)
