@@ -6,8 +6,13 @@ errors.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -90,34 +95,38 @@ _COHERE_RERANK = "/v2/rerank"
 _Body = TypeVar("_Body", bound=Struct)
 _Made = TypeVar("_Made")
 _Make = Callable[[_Body, Caller], Awaitable[_Made]]
+_Parsed = tuple[_Made, InTerms, str]
 
 
 class _Answer(Response):
-    """Response that writes the answer of a call and is cancelled when the client disconnects."""
+    """Response that makes a call of a request's body and writes its answer. It is cancelled when
+    the client disconnects."""
 
     def __init__(
         self,
-        call: HttpCall | PooledHttpCall,
-        in_terms: InTerms,
-        more_headers: Callable[[], dict[str, str]],
+        parsed: "AbstractAsyncContextManager[_Parsed[HttpCall | PooledHttpCall]]",
+        more_headers: Callable[[str], dict[str, str]],
     ) -> None:
-        """Adds the result of `more_headers`, called when the answer begins, to its headers.
-        `in_terms`: names fields in errors."""
+        """Adds the result of `more_headers`, called with the tenant when the answer begins, to its
+        headers. `parsed` is left once the requests of the call are made."""
         super().__init__()
-        self._call = call
-        self._in_terms = in_terms
+        self._parsed = parsed
         self._more_headers = more_headers
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                more = [(k.encode(), v.encode()) for k, v in self._more_headers().items()]
-                message = {**message, "headers": [*message["headers"], *more]}
-            await send(message)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with AsyncExitStack() as body:
+            call, in_terms, tenant = await body.enter_async_context(self._parsed)
+            scope[REQUEST_ID] = call.request_id
 
-        writing = self._call.write(send_with_headers, self._in_terms)
-        with _naming(self._in_terms):
-            await run_until(writing, disconnected(receive))
+            async def send_with_headers(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    more = [(k.encode(), v.encode()) for k, v in self._more_headers(tenant).items()]
+                    message = {**message, "headers": [*message["headers"], *more]}
+                await send(message)
+
+            with _naming(in_terms):
+                writing = call.write(send_with_headers, in_terms, body)
+                await run_until(writing, disconnected(receive))
 
 
 class Routes:
@@ -345,9 +354,7 @@ class Routes:
     async def count_tokens(self, request: Request) -> Response:
         """Counts the tokens of a prompt of the Messages API."""
         make = self._messages.count_tokens
-        num_tokens, _, tenant = await self._parsed(request, Conversation, make, MESSAGES)
-        self._limits.count_request(tenant)
-        headers = limit_headers(self._limits.statuses(tenant))
+        num_tokens, headers = await self._compute(request, Conversation, make, MESSAGES)
         return JSONResponse({"input_tokens": num_tokens}, headers=headers)
 
     async def embeddings(self, request: Request) -> Response:
@@ -363,10 +370,10 @@ class Routes:
         return await self._generate(request, RerankRequest, make, RERANKS)
 
     async def tokenize(self, request: Request) -> Response:
-        return await self._compute(request, TokenizeRequest, self._generations.tokenize)
+        return await self._tokens(request, TokenizeRequest, self._generations.tokenize)
 
     async def detokenize(self, request: Request) -> Response:
-        return await self._compute(request, DetokenizeRequest, self._generations.detokenize)
+        return await self._tokens(request, DetokenizeRequest, self._generations.detokenize)
 
     async def version(self, request: Request) -> Response:
         self._caller(request)
@@ -413,6 +420,12 @@ class Routes:
     async def page(self, request: Request) -> Response:
         return page_response(request)
 
+    async def _tokens(
+        self, request: Request, schema: type[_Body], make: "_Make[_Body, Struct]"
+    ) -> Response:
+        answer, headers = await self._compute(request, schema, make, CHAT_COMPLETIONS)
+        return Response(msgspec.json.encode(answer), headers=headers, media_type=JSON)
+
     async def _generate(
         self,
         request: Request,
@@ -420,15 +433,15 @@ class Routes:
         make: "_Make[_Body, HttpCall | PooledHttpCall]",
         names: FieldNames,
     ) -> Response:
-        call, in_terms, tenant = await self._parsed(request, schema, make, names)
-        request.scope[REQUEST_ID] = call.request_id
-        return _Answer(call, in_terms, lambda: limit_headers(self._limits.statuses(tenant)))
+        return _Answer(self._parsed(request, schema, make, names), self._limit_headers)
 
+    @asynccontextmanager
     async def _parsed(
         self, request: Request, schema: type[_Body], make: "_Make[_Body, _Made]", names: FieldNames
-    ) -> tuple[_Made, InTerms, str]:
-        """Returns what `make` makes of the body, the function that names the body's fields in later
-        errors, and the tenant."""
+    ) -> "AsyncIterator[_Parsed[_Made]]":
+        """Yields what `make` makes of the body, the function that names the body's fields in later
+        errors, and the tenant. A large body has its share of the budget within the block, and an
+        error in it counts as a request."""
         # Unknown callers and tenants over their limit are rejected before the body is read.
         caller = self._caller(request)
         tenant = self._tenants.of(caller).name
@@ -439,19 +452,22 @@ class Routes:
             async with self._bodies.read(request, schema, count_bytes) as parsed:
                 in_terms = partial(names.renamed, parsed)
                 with _naming(in_terms):
-                    return await make(parsed, caller), in_terms, tenant
+                    made = await make(parsed, caller)
+                yield made, in_terms, tenant
         except BatonError:
             self._limits.count_request(tenant)  # an invalid request has cost work, too
             raise
 
     async def _compute(
-        self, request: Request, schema: type[_Body], make: "_Make[_Body, Struct]"
-    ) -> Response:
-        """Answers with what the router itself computes of the body."""
-        answer, _, tenant = await self._parsed(request, schema, make, CHAT_COMPLETIONS)
-        self._limits.count_request(tenant)
-        headers = limit_headers(self._limits.statuses(tenant))
-        return Response(msgspec.json.encode(answer), headers=headers, media_type=JSON)
+        self, request: Request, schema: type[_Body], make: "_Make[_Body, _Made]", names: FieldNames
+    ) -> tuple[_Made, dict[str, str]]:
+        """Returns what the router itself computes of the body, and headers of the answer."""
+        async with self._parsed(request, schema, make, names) as (made, _, tenant):
+            self._limits.count_request(tenant)
+            return made, self._limit_headers(tenant)
+
+    def _limit_headers(self, tenant: str) -> dict[str, str]:
+        return limit_headers(self._limits.statuses(tenant))
 
     def _counted(self, request: Request) -> Caller:
         """Returns the caller, whose request counts towards its limits."""

@@ -85,10 +85,15 @@ class Inference:
             raise error
 
     async def generate(
-        self, call: GenerateCall, caller: Caller, deadline: Deadline
+        self,
+        call: GenerateCall,
+        caller: Caller,
+        deadline: Deadline,
+        on_read: Callable[[Request], None] | None = None,
     ) -> AsyncGenerator[ClientEvent, None]:
         """Yields the events of one request, as `Inference.Generate` promises them. The reader has
-        to close the generator, which ends the request immediately and releases all it holds.
+        to close the generator, which ends the request immediately and releases all it holds. Calls
+        `on_read` with the request before it is queued.
 
         Raises the errors that `baton.serving.grpc.errors` lists.
         """
@@ -99,6 +104,8 @@ class Inference:
         ):
             request = await self._read(call, caller, deadline)
             name_request(request.request_id)
+            if on_read is not None:
+                on_read(request)
             answer = await self._answer_to(request, arrived, metered.first_token)
             recovery = Recovery(request.request_id, services.retry_budget)
             lifecycle = RequestLifecycle(

@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -101,12 +102,14 @@ async def test_stream_begins_while_its_request_is_queued(path):
             cue.event.set()
 
     limits, body = Quota(max_concurrent=1), {"model": "tiny", **BODIES[path]}
+    bound = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     async with front_of(prefill, decode, limits=limits, on_body=note, max_silence=0.02) as front:
         first = asyncio.create_task(front.post(path, json=body))
         await until(lambda: decode.num_running == 1)
-        answer = await front.post(path, json={**body, "stream": True})
+        answer = await front.post(path, json={**body, "stream": True, bound: 10**6})
         assert (await first).status_code == 200
     assert answer.status_code == 200
+    assert answer.headers["x-baton-clamped"].startswith(f"{bound}=")
     assert parts[:2] == [b"", keep_alive_of(path)]  # of the headers
     assert LASTS[path] in answer.text.strip().split("\n\n")[-1]
 
@@ -139,6 +142,68 @@ async def test_refusal_in_the_queue_is_an_event_once_the_stream_began(path, max_
         assert "deadline" in events[-1]["error"]["message"]
 
 
+@pytest.mark.parametrize("path", BODIES)
+async def test_stream_begins_while_the_first_workers_are_awaited(path):
+    """They are found once it is kept alive."""
+    is_discovered = asyncio.Event()
+    parts: list[bytes] = []
+
+    def note(part: bytes) -> None:
+        parts.append(part)
+        if part == keep_alive_of(path):
+            is_discovered.set()
+
+    workers = writing("It rains in Oslo today.", 1)
+    body = {"model": "tiny", "stream": True, **BODIES[path]}
+    async with front_of(
+        *workers, is_discovered=is_discovered, on_body=note, max_silence=0.02
+    ) as front:
+        answer = await front.post(path, json=body)
+    assert answer.status_code == 200
+    assert parts[:2] == [b"", keep_alive_of(path)]  # of the headers
+    assert LASTS[path] in answer.text.strip().split("\n\n")[-1]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("path", BODIES)
+async def test_refusal_before_a_request_is_made_counts_once(path, is_streamed):
+    """The second one is beyond the limit. Its prompt is too long, which is known with the
+    workers, when the stream has begun."""
+    is_discovered = asyncio.Event()
+
+    def note(_part: bytes) -> None:
+        is_discovered.set()
+
+    words = "word " * 9000
+    turn = {"role": "user", "content": words}
+    name = next(name for name in ("prompt", "messages", "input") if name in BODIES[path])
+    body = {**BODIES[path], name: [turn] if name == "messages" else words, "stream": is_streamed}
+    if not is_streamed:
+        is_discovered.set()
+    limits = Quota(requests_per_minute=1)
+    async with front_of(
+        *writing("a"), limits=limits, is_discovered=is_discovered, on_body=note, max_silence=0.02
+    ) as front:
+        first = await front.post(path, json=body)
+        second = await front.post(path, json=body)
+    if is_streamed:
+        assert first.status_code == 200
+        assert first.content.startswith(keep_alive_of(path))
+        told = json.dumps(events_of(first.content)[-1])
+    else:
+        assert first.status_code == 400
+        told = first.text
+    assert "too long" in told or "maximum context length" in told
+    assert second.status_code == 429
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_refusal_before_the_stream_began_has_its_own_status(path):
+    body = {"model": "tiny", "stream": True, "baton": {"timeout_s": 0.05}, **BODIES[path]}
+    async with front_of(*writing("a"), is_discovered=asyncio.Event()) as front:
+        assert (await front.post(path, json=body)).status_code == 504
+
+
 async def test_stream_that_sends_often_is_not_kept_alive():
     """The timer ticks in every round of the event loop, and so does the model write."""
 
@@ -153,6 +218,9 @@ async def test_stream_that_sends_often_is_not_kept_alive():
     async def send(message: Any) -> None:
         sent.append(message.get("body", b""))
 
+    async def prepare() -> list[GenerateCall]:
+        return [GenerateCall("Hello.", SamplingParams())]
+
     inference: Any = Busy()
     caller: Any = None
     call = HttpCall(
@@ -160,13 +228,13 @@ async def test_stream_that_sends_often_is_not_kept_alive():
         caller,
         Deadline.after(20.0),
         "r",
-        [GenerateCall("Hello.", SamplingParams())],
+        prepare,
         [Reader(0, 1)],
         writer_of("chat"),
         is_stream=True,
         max_silence=0.0,
     )
-    await call.write(send, lambda error: error)
+    await call.write(send, lambda error: error, nullcontext())
     assert sum(b'"content":"a"' in piece for piece in sent) == 9
     assert COMMENT not in sent
 
@@ -201,6 +269,39 @@ async def test_keep_alive_sends_one_piece_at_a_time():
         await asyncio.sleep(0)
     assert len(pieces) == 3
     assert len(asyncio.all_tasks()) == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_keep_alive_has_begun_once_its_headers_are_sent(fails):
+    """The stream fails while the timer sends them: they are there or not, and never half."""
+    sent: list[str] = []
+    may_go_on = asyncio.Event()
+
+    async def start() -> None:
+        sent.append("headers")
+        await may_go_on.wait()
+        if fails:
+            raise OSError
+        sent.append("sent")
+
+    async def send(_message: Any) -> None:
+        sent.append("piece")
+
+    alive = KeepAlive(send, start, COMMENT, 1000.0)
+
+    async def fail() -> None:
+        async with alive:
+            alive.tick()
+            alive.tick()
+            await until(lambda: sent == ["headers"])
+            assert not alive.has_begun
+            asyncio.get_running_loop().call_soon(may_go_on.set)
+            raise ValueError("failed")
+
+    with pytest.raises(ValueError, match="failed"):
+        await fail()
+    assert alive.has_begun == (not fails)
+    assert sent[:2] == (["headers"] if fails else ["headers", "sent"])
 
 
 async def test_keep_alive_before_the_message_is_left_out_by_clients(model):

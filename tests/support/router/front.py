@@ -1,8 +1,9 @@
 """The HTTP front of a router in this process: requests reach scripted workers, and no socket is
 opened between client and router."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -71,9 +72,12 @@ class _FrontFleet(FakeFleet):
     def __init__(self, fleet: FakeFleet, max_model_len: int) -> None:
         super().__init__(fleet.workers)
         self.max_model_len = max_model_len
+        self.is_discovered = fleet.is_discovered
 
-    async def wait_for_discovery(self, _seconds: float) -> None:
-        """The workers are known from the beginning."""
+    async def wait_for_discovery(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.is_discovered.wait()
 
 
 def routes_to(
@@ -226,10 +230,13 @@ async def front_of(
     on_body: Callable[[bytes], None] | None = None,
     clamps: bool = True,
     max_silence: float = MAX_SILENCE,
+    is_discovered: asyncio.Event | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a front over these workers, which serve the shipped model or another one.
-    `on_body` is called with each part of an answer as it is written; httpx waits for the last."""
+    `on_body` is called with each part of an answer as it is written; httpx waits for the last.
+    `is_discovered`: set once the workers are known; None: they are from the beginning."""
     async with fleet_of(*workers) as fleet:
+        fleet.is_discovered = is_discovered or fleet.is_discovered
         quotas = Quotas(default=limits)
         routes = routes_to(
             fleet,

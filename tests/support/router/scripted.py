@@ -243,6 +243,8 @@ class FakeFleet:
         self.channels = Channels()
         self.pending = PendingPrefixes()
         self.noted: list[tuple[str | bytes, ...]] = []
+        self.is_discovered = asyncio.Event()
+        self.is_discovered.set()
 
     async def hash_ahead(self, prompt: Prompt) -> None:
         pass

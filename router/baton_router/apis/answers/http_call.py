@@ -2,13 +2,14 @@
 server-sent events.
 
 Nothing is written before the first request is accepted, so that a refusal has its own status. Only
-a stream that is silent for too long begins while its requests are queued.
+a stream that is silent for too long begins before: while its images are read, the first workers are
+awaited or its requests are queued.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from functools import partial
 
 from opentelemetry import context as otel_context
@@ -44,6 +45,8 @@ _Headers = list[tuple[bytes, bytes]]
 _EVENT_STREAM = b"text/event-stream; charset=utf-8"
 _STREAM: _Headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 Event = tuple[int, ClientEvent]
+Held = AbstractAsyncContextManager[object]
+"""What a request holds of its body's budget until its requests are made."""
 
 
 class HttpCall:
@@ -51,11 +54,11 @@ class HttpCall:
 
     Args:
         request_id: of the answer; the ids of its requests begin with it.
-        calls: one for each prompt.
-        readers: one for each call.
+        prepare: makes the requests, one for each prompt; it may wait for images and workers.
+        readers: one for each of them.
         ignored: fields without effect on this model, by the router's paths.
-        max_silence: seconds after which a stream has at least a piece without content, also while
-            its requests are queued; a refusal after that is its last event.
+        max_silence: seconds after which a stream has at least a piece without content, also before
+            its requests are admitted; a refusal after that is its last event.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class HttpCall:
         caller: Caller,
         deadline: Deadline,
         request_id: str,
-        calls: Sequence[GenerateCall],
+        prepare: Callable[[], Awaitable[Sequence[GenerateCall]]],
         readers: Sequence[Reader],
         writer: AnswerWriter,
         *,
@@ -76,27 +79,30 @@ class HttpCall:
         self._caller = caller
         self._deadline = deadline
         self.request_id = request_id
-        self._calls = calls
+        self._prepare = prepare
         self._readers = readers
         self._writer = writer
         self._is_stream = is_stream
         self._ignored = ignored
         self._max_silence = max_silence
 
-    async def write(self, send: Send, in_terms: InTerms) -> None:
+    async def write(self, send: Send, in_terms: InTerms, body: Held) -> None:
         """Writes the answer. Raises if a request is refused, or if an answer that is not streamed
-        fails; the failure of a stream that has begun is its last event, `in_terms` of its API."""
+        fails; the failure of a stream that has begun is its last event, `in_terms` of its API.
+        `body` is left once the requests are made of it, or with the reason that they are not."""
         # A client that does not read holds no resources beyond its deadline.
         with in_trace_of(self._caller):
             async with self._deadline.limit(ERROR_GRACE_SECONDS):
                 if self._is_stream:
-                    await self._stream(send, in_terms)
+                    await self._stream(send, in_terms, body)
                 else:
-                    await self._send_at_once(send, in_terms)
+                    await self._send_at_once(send, in_terms, body)
 
-    async def _send_at_once(self, send: Send, in_terms: InTerms) -> None:
+    async def _send_at_once(self, send: Send, in_terms: InTerms, body: Held) -> None:
         updates: list[SequenceDelta] = []
-        async with aclosing(self._events()) as events:
+        async with body:
+            calls = await self._prepare()
+        async with aclosing(self._events(calls)) as events:
             async for at, event in events:
                 updates += self._readers[at].read(event)
         content = encoded(await self._writer.whole(updates))
@@ -104,27 +110,32 @@ class HttpCall:
         await self._start(send, in_terms, b"application/json", headers)
         await send({"type": "http.response.body", "body": content})
 
-    async def _stream(self, send: Send, in_terms: InTerms) -> None:
+    async def _stream(self, send: Send, in_terms: InTerms, body: Held) -> None:
         start = partial(self._start, send, in_terms, _EVENT_STREAM, _STREAM)
         alive = KeepAlive(send, start, self._writer.keep_alive, self._max_silence)
         is_open = False
         held: list[SequenceDelta] = []
         try:
-            async with aclosing(self._events()) as events, alive:
-                async for at, event in events:
-                    updates = self._readers[at].read(event)
-                    body = b""
-                    if not is_open:
-                        await alive.begin()
-                        alive.has_sent = True
-                        held += updates
-                        if self._writer.opens_with_usage and isinstance(event, Accepted):
-                            continue
-                        is_open, updates, body = True, held, self._writer.opening()
-                    body += b"".join(map(self._writer.part, updates))
-                    if body:
-                        await send({"type": "http.response.body", "body": body, "more_body": True})
-                        alive.has_sent = True
+            async with alive:
+                async with body:
+                    calls = await self._prepare()
+                async with aclosing(self._events(calls)) as events:
+                    async for at, event in events:
+                        updates = self._readers[at].read(event)
+                        piece = b""
+                        if not is_open:
+                            await alive.begin()
+                            alive.has_sent = True
+                            held += updates
+                            if self._writer.opens_with_usage and isinstance(event, Accepted):
+                                continue
+                            is_open, updates, piece = True, held, self._writer.opening()
+                        piece += b"".join(map(self._writer.part, updates))
+                        if piece:
+                            await send(
+                                {"type": "http.response.body", "body": piece, "more_body": True}
+                            )
+                            alive.has_sent = True
             rest = await self._writer.closing()
         except Exception as error:
             if not alive.has_begun:
@@ -152,30 +163,30 @@ class HttpCall:
             notes[CLAMPED] = f"{_name('sampling.max_tokens', in_terms)}={min(bounds)}"
         return notes
 
-    async def _events(self) -> AsyncGenerator[Event, None]:
+    async def _events(self, calls: Sequence[GenerateCall]) -> AsyncGenerator[Event, None]:
         """Yields the events of all requests in any order, each with its request's index."""
-        if len(self._calls) > 1:
-            async with aclosing(self._mixed()) as mixture:
+        if len(calls) > 1:
+            async with aclosing(self._mixed(calls)) as mixture:
                 async for event in mixture:
                     yield event
             return
-        async with aclosing(self._generate(self._calls[0])) as responses:
+        async with aclosing(self._generate(0, calls[0])) as responses:
             async for response in responses:
                 yield 0, response
 
-    async def _mixed(self) -> AsyncGenerator[Event, None]:
+    async def _mixed(self, calls: Sequence[GenerateCall]) -> AsyncGenerator[Event, None]:
         queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(_MAX_UNWRITTEN)
 
         async def read(at: int, call: GenerateCall) -> None:
             try:
-                async with aclosing(self._generate(call)) as responses:
+                async with aclosing(self._generate(at, call)) as responses:
                     async for response in responses:
                         await queue.put((at, response))
             except Exception as error:
                 await queue.put(error)
             await queue.put(None)
 
-        readings = [asyncio.create_task(read(*one)) for one in enumerate(self._calls)]
+        readings = [asyncio.create_task(read(*one)) for one in enumerate(calls)]
         try:
             num_left = len(readings)
             while num_left:
@@ -191,8 +202,10 @@ class HttpCall:
                 reading.cancel()
             await asyncio.gather(*readings, return_exceptions=True)
 
-    def _generate(self, call: GenerateCall) -> AsyncGenerator[ClientEvent, None]:
-        return self._inference.generate(call, self._caller, self._deadline)
+    def _generate(self, at: int, call: GenerateCall) -> AsyncGenerator[ClientEvent, None]:
+        # So that the headers have the bound of a request that is still queued.
+        note = self._readers[at].note_request
+        return self._inference.generate(call, self._caller, self._deadline, note)
 
 
 def _name(field: str, in_terms: InTerms) -> str:

@@ -13,7 +13,7 @@ class KeepAlive:
     `max_silence` begins with the piece.
 
     Attributes:
-        has_begun: its headers are sent, or being sent.
+        has_begun: its headers are sent.
         has_sent: something was sent since the last tick; set by the stream for each message, which
             is all that a token costs.
 
@@ -49,6 +49,8 @@ class KeepAlive:
     ) -> None:
         assert self._timer is not None
         self._timer.cancel()
+        async with self._starting:  # half-sent headers would neither be there nor not
+            pass
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
@@ -57,8 +59,8 @@ class KeepAlive:
         """Sends the headers, unless they are sent."""
         async with self._starting:  # nothing may be sent before them
             if not self.has_begun:
-                self.has_begun = True
                 await self._start()
+                self.has_begun = True
 
     def tick(self) -> None:
         """Sends the piece if nothing was sent since the last tick; called by the timer."""

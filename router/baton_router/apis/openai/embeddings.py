@@ -14,7 +14,7 @@ from starlette.types import Send
 from baton.errors import InvalidArgumentError
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller
-from baton_router.apis.answers.http_call import ERROR_GRACE_SECONDS, in_trace_of
+from baton_router.apis.answers.http_call import ERROR_GRACE_SECONDS, Held, in_trace_of
 from baton_router.apis.edge.body.field_names import InTerms
 from baton_router.apis.openai.field_names import score_fields
 from baton_router.apis.openai.schemas import (
@@ -55,8 +55,10 @@ class PooledHttpCall:
         self.request_id = request_id
         self._answer = answer
 
-    async def write(self, send: Send, _in_terms: InTerms) -> None:
-        """Writes the answer. Raises if the request is refused or fails."""
+    async def write(self, send: Send, _in_terms: InTerms, body: Held) -> None:
+        """Writes the answer. Raises if the request is refused or fails. Leaves `body` at once."""
+        async with body:
+            pass
         with in_trace_of(self._caller):
             async with self._deadline.limit(ERROR_GRACE_SECONDS):
                 content = msgspec.json.encode(await self._answer())

@@ -1,7 +1,8 @@
 """Conversion of completions and chat completions to requests of the router."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -18,7 +19,11 @@ from baton_router.apis.edge.body.structure import MAX_PROMPTS
 from baton_router.apis.openai.choice_formats import ChatShape, CompletionShape
 from baton_router.apis.openai.choice_writer import ChoiceWriter
 from baton_router.apis.openai.conversation import conversation_of, parsing_of
-from baton_router.apis.openai.sampling import chat_sampling, completion_sampling
+from baton_router.apis.openai.sampling import (
+    chat_sampling,
+    completion_sampling,
+    is_bounded,
+)
 from baton_router.apis.openai.schemas import (
     ChatOptions,
     ChatRequest,
@@ -78,20 +83,27 @@ class Generations:
         deadline = self._deadline(body)
         request_id = _new_id()
         prompts = _prompts(body)
-        calls, readers = [], []
+        calls: list[GenerateCall] = []
+        readers = []
         params = completion_sampling(body)
         for at, prompt in enumerate(prompts):
             own_id = request_id if len(prompts) == 1 else f"{request_id}-{at}"
             calls.append(_call(body, model, own_id, prompt, params, clamps=self._clamps))
             echo = await _echo(body, model, prompt) if body.echo else None
             readers.append(Reader(at * body.n, body.n, echo, is_prompt_alone=body.is_prompt_alone))
-        if len(calls) > 1:  # or the valid ones would cost compute before one is refused
-            await model.inference.wait_for_workers(deadline)
-            for call, reader in zip(calls, readers, strict=True):
-                reader.note_request(await model.inference.check(call, caller))
+
+        async def prepare() -> Sequence[GenerateCall]:
+            if len(calls) > 1:  # or the valid ones would cost compute before one is refused
+                await model.inference.wait_for_workers(deadline)
+                for call, reader in zip(calls, readers, strict=True):
+                    reader.note_request(await model.inference.check(call, caller))
+            return calls
+
         shape = CompletionShape(self._tokens[model.name])
         writer_of = partial(ChoiceWriter, body, shape)
-        return self._exchange(body, model, caller, deadline, request_id, calls, readers, writer_of)
+        return self._exchange(
+            body, model, caller, deadline, request_id, prepare, readers, writer_of
+        )
 
     async def chat(self, body: ChatRequest, caller: Caller) -> HttpCall:
         """Makes the exchange of `/v1/chat/completions`."""
@@ -117,23 +129,29 @@ class Generations:
         inference, card = model.inference, model.services.card
         _check_stream(options)
         deadline = self._deadline(options)
-        await inference.wait_for_workers(deadline)
         tenant = inference.tenant_of(caller)
-        async with deadline.limit():  # images take time to be fetched
-            prompt = await model.services.intake.prompt_of(conversation, tenant=tenant)
-        num_tokens, limit = len(prompt.token_ids), inference.max_model_len
-        check_length(num_tokens, 1, limit, "input.chat.messages")
         ignored: Sequence[str] = ()
         if is_lenient and options.thinking_token_budget is not None and not card.reasoning_format:
             options = msgspec.structs.replace(options, thinking_token_budget=None)
             ignored = ["parsing.max_reasoning_tokens"]
         request_id = _new_id()
-        params = chat_sampling(options, limit - num_tokens)
+        params = chat_sampling(options, card.max_model_len)
         grammar = params.grammar
         has_free_grammar = grammar is not None and grammar.kind is not GrammarKind.JSON_SCHEMA
         parsing = parsing_of(options, card, has_free_grammar=has_free_grammar)
         clamps = is_lenient or self._clamps
-        calls = [_call(options, model, request_id, prompt, params, parsing, clamps=clamps)]
+
+        async def prepare() -> Sequence[GenerateCall]:
+            await inference.wait_for_workers(deadline)
+            async with deadline.limit():  # images take time to be fetched
+                prompt = await model.services.intake.prompt_of(conversation, tenant=tenant)
+            num_tokens, limit = len(prompt.token_ids), inference.max_model_len
+            check_length(num_tokens, 1, limit, "input.chat.messages")
+            bounded = params
+            if not is_bounded(options):
+                bounded = replace(params, max_tokens=limit - num_tokens)
+            return [_call(options, model, request_id, prompt, bounded, parsing, clamps=clamps)]
+
         if writer_of is None:
             shape = ChatShape(
                 self._tokens[model.name],
@@ -144,7 +162,16 @@ class Generations:
             writer_of = partial(ChoiceWriter, options, shape)
         readers = [Reader(0, options.n)]
         return self._exchange(
-            options, model, caller, deadline, request_id, calls, readers, writer_of, ignored
+            options,
+            model,
+            caller,
+            deadline,
+            request_id,
+            prepare,
+            readers,
+            writer_of,
+            is_parsed=parsing is not None,
+            ignored=ignored,
         )
 
     async def tokens_of_chat(self, model: str, conversation: Conversation) -> Sequence[int]:
@@ -198,21 +225,22 @@ class Generations:
         caller: Caller,
         deadline: Deadline,
         request_id: str,
-        calls: Sequence[GenerateCall],
+        prepare: Callable[[], Awaitable[Sequence[GenerateCall]]],
         readers: Sequence[Reader],
         writer_of: WriterOf,
+        *,
+        is_parsed: bool = False,
         ignored: Sequence[str] = (),
     ) -> HttpCall:
         has_extra = body.baton.timeline
         extra = self._extra_of(caller, model.services.placer) if has_extra else None
-        is_parsed = calls[0].parsing is not None
         writer = writer_of(AnswerStart(request_id, model.name, readers, is_parsed, extra))
         return HttpCall(
             model.inference,
             caller,
             deadline,
             request_id,
-            calls,
+            prepare,
             readers,
             writer,
             is_stream=body.stream,

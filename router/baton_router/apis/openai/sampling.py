@@ -36,8 +36,13 @@ def completion_sampling(body: CompletionRequest) -> SamplingParams:
     )
 
 
-def chat_sampling(body: ChatOptions, num_tokens_left: int) -> SamplingParams:
-    """Returns the parameters. `max_tokens` is `num_tokens_left` after the prompt if unset."""
+def is_bounded(body: ChatOptions) -> bool:
+    """Returns whether a chat sets the maximum tokens of its answer."""
+    return body.max_tokens is not None or body.max_completion_tokens is not None
+
+
+def chat_sampling(body: ChatOptions, max_tokens_unset: int) -> SamplingParams:
+    """Returns the parameters. `max_tokens` is `max_tokens_unset` unless the chat sets it."""
     given = body.max_completion_tokens
     if given is not None and body.max_tokens not in (None, given):
         raise InvalidArgumentError(
@@ -46,7 +51,7 @@ def chat_sampling(body: ChatOptions, num_tokens_left: int) -> SamplingParams:
     max_tokens = body.max_tokens if given is None else given
     return _params(
         body,
-        num_tokens_left if max_tokens is None else max_tokens,
+        max_tokens_unset if max_tokens is None else max_tokens,
         logprobs=body.logprobs,
         top_logprobs=body.top_logprobs,
         prompt_logprobs=body.prompt_logprobs,

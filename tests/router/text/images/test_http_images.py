@@ -246,6 +246,35 @@ async def test_deadline_covers_images(model, reader):
     assert response.json()["error"]["message"] == "the request's deadline has passed"
 
 
+@pytest.mark.parametrize("is_bad", [False, True], ids=["read", "refused"])
+async def test_stream_begins_while_its_images_are_read(model, reader, is_bad):
+    """The reader goes on once the client has a sign of life."""
+    (process,) = reader.pool._idle
+    os.kill(process.pid, signal.SIGSTOP)
+    parts: list[bytes] = []
+
+    def note(part: bytes) -> None:
+        parts.append(part)
+        if part.startswith(b":"):
+            os.kill(process.pid, signal.SIGCONT)
+
+    new = data_url(encoded(image(3 + is_bad))[: 60 if is_bad else None])
+    body = {"messages": [openai_turn(new)], "stream": True, "max_tokens": 20}
+    try:
+        async with front_of(
+            *workers(model), model=model, images=reader, on_body=note, max_silence=0.05
+        ) as front:
+            response = await front.post("/v1/chat/completions", json=body)
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    assert (response.status_code, parts[0]) == (200, b"")
+    assert parts[1].startswith(b":")
+    if is_bad:
+        assert b'"param":"messages[0].content[1].image_url"' in parts[-1]
+    else:
+        assert parts[-1].endswith(b"data: [DONE]\n\n")
+
+
 async def test_model_of_text_refuses_images():
     async with front_of(*writing("ab", 1, pb.FINISH_REASON_END_OF_SEQUENCE)) as front:
         response: httpx.Response = await front.post(
