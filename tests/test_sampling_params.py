@@ -234,10 +234,14 @@ def test_sampling_params_count_sequences_by_candidates(fields: dict[str, Any], n
 
 
 def test_check_vocabulary_names_place_of_unknown_token() -> None:
-    params = SamplingParams(logit_bias=((1, 1.0), (9, 1.0)), bad_token_ids=((9,), (3, 8, 9)))
+    params = SamplingParams(
+        logit_bias=((1, 1.0), (9, 1.0), (8, 1.0)), bad_token_ids=((9,), (3, 8, 9))
+    )
     check_vocabulary(params, 10)
-    with pytest.raises(InvalidArgumentError, match=r"sampling\.logit_bias\[1\]: is 9; must be in"):
-        check_vocabulary(params, 9)
+    with pytest.raises(
+        InvalidArgumentError, match=r"sampling\.logit_bias: has .* 9, 8; must be in"
+    ):
+        check_vocabulary(params, 8)
     with pytest.raises(InvalidArgumentError, match=r"sampling\.bad_token_ids\[1\]\[1\]: is 8"):
         check_vocabulary(SamplingParams(bad_token_ids=((3,), (3, 8))), 8)
 

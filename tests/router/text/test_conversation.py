@@ -227,9 +227,18 @@ def test_normalised_merges_adjacent_turns_if_api_says_so():
     assert made == [Turn("user", ("a", "b")), result("c"), result("d"), user("e"), whole]
 
 
-@pytest.mark.parametrize(
-    ("source", "role"), [(DROPPING, "robot"), (DROPPING, "function"), (NO_SYSTEM, "tool")]
-)
+@pytest.mark.parametrize("source", [DROPPING, GENERIC])
+def test_normalised_refuses_role_that_nothing_names(source):
+    """Also where the template renders any role."""
+    turns = [USER, Turn("robot", ("x",), role_field="messages[1].role")]
+    with pytest.raises(InvalidArgumentError, match="is 'robot'") as caught:
+        normalised(Conversation(turns), ChatTemplate(source))
+    assert caught.value.field == "messages[1].role"
+    named = ChatTemplate(GENERIC + "{# 'robot' #}")
+    assert normalised(Conversation(turns), named).turns == turns
+
+
+@pytest.mark.parametrize(("source", "role"), [(DROPPING, "function"), (NO_SYSTEM, "tool")])
 def test_normalised_refuses_role_that_template_drops(source, role):
     turns = [USER, Turn(role, ("x",), role_field="messages[1].role")]
     with pytest.raises(InvalidArgumentError, match="renders nothing") as caught:

@@ -73,10 +73,14 @@ REFUSED = {
     "no input": ({"text": ""}, "input.text", "at least 1"),
     "no ids": ({"token_ids": ids()}, "input.token_ids", "at least 1"),
     "no messages": ({"chat": chat()}, "input.chat.messages", "at least 1"),
-    "empty messages": ({"chat": chat(("", ""))}, "input.chat.messages", "at least 1"),
+    "no role": ({"chat": chat(("", ""))}, "input.chat.messages[0].role", "does not name"),
     "a text too long": ({"text": "é" * 501}, "input.text", "at most 1000"),
     "a chat too long": ({"chat": chat(("user", "a" * 1001))}, "input.chat.messages", "at most"),
-    "a role too long": ({"chat": chat(("r" * 1001, "a"))}, "input.chat.messages", "at most 1000"),
+    "a role too long": (
+        {"chat": chat(("r" * 1001, "a"))},
+        "input.chat.messages[0].role",
+        "does not name",
+    ),
     "an id too large": ({"token_ids": ids(1, 3072)}, "input.token_ids[1]", "[0, 3072)"),
     "too long together": (
         {"token_ids": ids(*[5] * 60), "sampling": sampling(max_tokens=5)},
@@ -103,8 +107,8 @@ REFUSED = {
     "a long id": ({"request_id": "r" * 129}, "request_id", "at most 128"),
     "a biased id too large": (
         {"sampling": sampling(logit_bias=[{"token_id": 3072, "bias": 1}])},
-        "sampling.logit_bias[0]",
-        "[0, 3072)",
+        "sampling.logit_bias",
+        "has the token ids 3072; must be in [0, 3072)",
     ),
     "a banned id too large": (
         {"sampling": sampling(bad_token_ids=[{"token_ids": [5]}, {"token_ids": [6, 3072]}])},

@@ -249,6 +249,9 @@ async def test_deadline_covers_images(model, reader):
 @pytest.mark.parametrize("is_bad", [False, True], ids=["read", "refused"])
 async def test_stream_begins_while_its_images_are_read(model, reader, is_bad):
     """The reader goes on once the client has a sign of life."""
+    async with front_of(*workers(model), model=model, images=reader) as front:
+        turns = [openai_turn(data_url(encoded(image(51 + is_bad))))]
+        await front.post("/v1/chat/completions", json={"messages": turns})
     (process,) = reader.pool._idle
     os.kill(process.pid, signal.SIGSTOP)
     parts: list[bytes] = []
@@ -258,7 +261,7 @@ async def test_stream_begins_while_its_images_are_read(model, reader, is_bad):
         if part.startswith(b":"):
             os.kill(process.pid, signal.SIGCONT)
 
-    new = data_url(encoded(image(3 + is_bad))[: 60 if is_bad else None])
+    new = data_url(encoded(image(41 + is_bad))[: 60 if is_bad else None])
     body = {"messages": [openai_turn(new)], "stream": True, "max_tokens": 20}
     try:
         async with front_of(
