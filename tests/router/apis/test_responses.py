@@ -133,6 +133,54 @@ async def test_response_counts_tokens_of_reasoning(model, stream, after):
     assert plain.usage.output_tokens_details.reasoning_tokens == 0
 
 
+LOGPROBS: Any = ["message.output_text.logprobs"]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It rains: é 漢 <b>.",
+        f"{THOUGHT}I look.\n{OSLO}",
+        f"{THOUGHT}It rains.{NOW}{OSLO}",
+        f"{OSLO}\nOslo 漢 it is.",
+    ],
+)
+async def test_response_has_logprobs_of_its_text(model, size, text):
+    """Of the tokens of its text alone, the same whole and in the deltas."""
+    answer = await ask(model, text, size, include=LOGPROBS)
+    (message,) = [item for item in answer.output if item.type == "message"]
+    (part,) = message.content
+    told = b"".join(bytes(entry.bytes) for entry in part.logprobs).decode()
+    # Tokens of marks may have space in them that belongs to the text.
+    assert told.strip() == part.text.strip()
+    assert {entry.logprob for entry in part.logprobs} == {-0.5}
+    events = await ask(model, text, size, include=LOGPROBS, stream=True)
+    deltas = [e for e in events if e.type == "response.output_text.delta"]
+    done = next(e for e in events if e.type == "response.output_text.done")
+    streamed = [entry.token for event in deltas for entry in event.logprobs]
+    assert streamed == [entry.token for entry in done.logprobs]
+    assert streamed == [entry.token for entry in part.logprobs]
+    plain = await ask(model, text, size)
+    (message,) = [item for item in plain.output if item.type == "message"]
+    assert message.content[0].logprobs == []
+
+
+async def test_response_has_the_most_likely_tokens(model):
+    computing, decoding = writing("It rains.", model=model)
+    async with front_of(computing, decoding, model=model) as front:
+        given = {"model": model.name, "input": "Hi.", "top_logprobs": 2}
+        answer = (await front.post("/v1/responses", json=given)).json()
+        include = [*LOGPROBS, "reasoning.encrypted_content"]
+        named = await front.post("/v1/responses", json={**given, "include": include})
+        own = await front.post("/v1/responses", json={**given, "include": LOGPROBS})
+    asked = computing.requests[0].sampling
+    assert (asked.logprobs, asked.top_logprobs, answer["top_logprobs"]) == (True, 2, 2)
+    assert answer["output"][0]["content"][0]["logprobs"]
+    assert named.headers["x-baton-ignored"] == "include"
+    assert "x-baton-ignored" not in own.headers
+
+
 # What Open Responses requires of every response, and the values that a request gave.
 GIVEN: dict[str, Any] = {
     "presence_penalty": 0.5,
@@ -333,6 +381,7 @@ async def test_functions_of_namespaces_have_names_of_their_own(model):
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"truncation": "auto"}, "truncation"),
+        ({"top_logprobs": 21}, "top_logprobs"),
         ({"metadata": {str(number): "a" for number in range(17)}}, "metadata"),
         ({"metadata": {"k" * 65: "a"}}, f"metadata.{'k' * 64}"),
         ({"metadata": {"k": "a" * 513}}, "metadata.k"),

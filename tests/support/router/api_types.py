@@ -262,6 +262,8 @@ def _validate_response(
     shown = {name: value for name, value in response.items() if name not in _OPEN_FIELDS}
     if is_event:
         shown = {**content, "response": shown} if shown else content
+    if isinstance(shown.get("logprobs"), list):  # whose bytes are such a field, too
+        shown = {**shown, "logprobs": list(map(_without_bytes, shown["logprobs"]))}
     _validate(kind, _encoded(shown))
     if open_kind is None:
         return
@@ -270,6 +272,13 @@ def _validate_response(
     if "tools" in response:  # Open Responses knows no namespaces
         response["tools"] = [tool for tool in response["tools"] if tool["type"] == "function"]
     _validate(open_kind, _encoded(content), "ignore")
+
+
+def _without_bytes(entry: Json) -> Json:
+    kept = {name: value for name, value in entry.items() if name != "bytes"}
+    if "top_logprobs" in kept:
+        kept["top_logprobs"] = list(map(_without_bytes, kept["top_logprobs"]))
+    return kept
 
 
 def _encoded(content: Json) -> bytes:

@@ -9,6 +9,7 @@ import msgspec
 
 from baton_router.apis.answers.sequence_reader import Reader, SequenceDelta
 from baton_router.apis.edge.errors import Failure
+from baton_router.text.token_bytes import TokenBytes
 
 Json = dict[str, Any]
 Extra = Callable[[Sequence[Reader]], Json]
@@ -30,6 +31,7 @@ class AnswerStart:
         readers: one for each request.
         is_parsed: its pieces have parts.
         make_extra: makes the answer's field `baton`; None: there is none.
+        tokens: bytes of the model's tokens, for log-probabilities; None: none are told.
     """
 
     request_id: str
@@ -37,6 +39,7 @@ class AnswerStart:
     readers: Sequence[Reader]
     is_parsed: bool
     make_extra: Extra | None
+    tokens: TokenBytes | None = None
 
 
 WriterOf = Callable[[AnswerStart], "AnswerWriter"]

@@ -117,6 +117,7 @@ class Generations:
         writer_of: WriterOf | None = None,
         *,
         is_lenient: bool = False,
+        ignored: Sequence[str] = (),
     ) -> HttpCall:
         """Makes the exchange of a conversation.
 
@@ -124,16 +125,16 @@ class Generations:
             writer_of: makes the writer of its answer; None: that of `/v1/chat/completions`.
             is_lenient: `max_tokens` are clamped whatever the setting is, and a budget of reasoning
                 is ignored for a model whose reasoning is not known.
+            ignored: fields without effect.
         """
         model = self._model(options.model)
         inference, card = model.inference, model.services.card
         _check_stream(options)
         deadline = self._deadline(options)
         tenant = inference.tenant_of(caller)
-        ignored: Sequence[str] = ()
         if is_lenient and options.thinking_token_budget is not None and not card.reasoning_format:
             options = msgspec.structs.replace(options, thinking_token_budget=None)
-            ignored = ["parsing.max_reasoning_tokens"]
+            ignored = [*ignored, "parsing.max_reasoning_tokens"]
         request_id = _new_id()
         params = chat_sampling(options, card.max_model_len)
         grammar = params.grammar
@@ -234,7 +235,8 @@ class Generations:
     ) -> HttpCall:
         has_extra = body.baton.timeline
         extra = self._extra_of(caller, model.services.placer) if has_extra else None
-        writer = writer_of(AnswerStart(request_id, model.name, readers, is_parsed, extra))
+        tokens = self._tokens[model.name]
+        start = AnswerStart(request_id, model.name, readers, is_parsed, extra, tokens)
         return HttpCall(
             model.inference,
             caller,
@@ -242,7 +244,7 @@ class Generations:
             request_id,
             prepare,
             readers,
-            writer,
+            writer_of(start),
             is_stream=body.stream,
             ignored=ignored,
             max_silence=self._max_silence,

@@ -144,6 +144,8 @@ def options_of(body: ResponsesRequest, functions: Functions) -> ChatOptions:
         frequency_penalty=body.frequency_penalty,
         seed=body.seed,
         stop=body.stop,
+        logprobs=body.has_logprobs,
+        top_logprobs=body.top_logprobs,
         ignore_eos=body.ignore_eos,
         cache_salt=body.cache_salt,
         priority=body.priority,

@@ -20,7 +20,7 @@ from baton_router.apis.responses.conversion import (
     options_of,
 )
 from baton_router.apis.responses.functions import Functions
-from baton_router.apis.responses.schemas import ResponsesRequest
+from baton_router.apis.responses.schemas import LOGPROBS, ResponsesRequest
 from baton_router.apis.responses.store import ResponseStore, response_of_item
 from baton_router.apis.responses.writer import ResponseWriter
 from baton_router.text.conversation.in_thread import in_thread_if_long
@@ -59,7 +59,10 @@ class Responses:
             items = [*earlier, *(item for item in given if item is not None)]
             save = partial(self._save, self._tenants.of(caller).name, items)
         writer_of = partial(ResponseWriter, body, functions, save)
-        return await self._generations.answer(options, conversation, caller, writer_of)
+        ignored = ["include"] if {*body.include} - {LOGPROBS} else []
+        return await self._generations.answer(
+            options, conversation, caller, writer_of, ignored=ignored
+        )
 
     async def get(self, response_id: str, caller: Caller) -> bytes:
         """Returns a stored response, as JSON. Raises `NotFoundError`, `UnavailableError`."""

@@ -33,6 +33,9 @@ from baton_router.apis.responses.parts import (
 _MAX_METADATA = 16
 _MAX_METADATA_KEY, _MAX_METADATA_VALUE = 64, 512
 
+LOGPROBS = "message.output_text.logprobs"
+"""Value of `include` that asks for log-probabilities; others have no effect."""
+
 # Fields that would change the answer.
 _UNSUPPORTED = ("background", "context_management", "conversation", "moderation", "prompt")
 
@@ -176,17 +179,18 @@ class ResponsesRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields
     prompt: Any = None
     truncation: Literal["disabled"] = "disabled"
     top_logprobs: int = 0
+    include: list[str] = []
 
     def __post_init__(self) -> None:
         for name in _UNSUPPORTED:
             if getattr(self, name):
                 raise InvalidArgumentError(name, "is not supported here; leave it out")
         _check_metadata(self.metadata)
-        if self.top_logprobs:
-            raise InvalidArgumentError(
-                "top_logprobs",
-                f"is {self.top_logprobs}; expected 0. Chat completions have log-probabilities.",
-            )
+
+    @property
+    def has_logprobs(self) -> bool:
+        """True if the log-probabilities of the text are asked for."""
+        return self.top_logprobs > 0 or LOGPROBS in self.include
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:

@@ -7,11 +7,12 @@ import msgspec
 
 from baton_router.apis.answers.answer_writer import COMMENT, AnswerStart, Json, named_event
 from baton_router.apis.answers.blocks import Block, BlockDelta, Blocks, BlockStart, Change, Kind
-from baton_router.apis.answers.sequence_reader import SequenceDelta
+from baton_router.apis.answers.sequence_reader import ScoredToken, SequenceDelta
 from baton_router.apis.edge.errors import Failure
 from baton_router.apis.responses.functions import Functions
 from baton_router.apis.responses.schemas import FunctionTool, Namespace, ResponsesRequest
 from baton_router.apis.responses.store import item_id, new_response_id
+from baton_router.apis.responses.text_scores import TextScores
 
 _ID_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 _CONTENTS = {
@@ -51,6 +52,10 @@ class ResponseWriter:
         self._created = int(time.time())
         self._blocks = Blocks(is_parsed=start.is_parsed)
         self._num_events = 0
+        self._scores: TextScores | None = None
+        if body.has_logprobs and start.tokens is not None:
+            self._scores = TextScores(start.tokens)
+        self._scored: dict[int, list[ScoredToken]] = {}  # by the index of their block
 
     def opening(self) -> bytes:
         response = self._response("in_progress")
@@ -59,7 +64,7 @@ class ResponseWriter:
         )
 
     def part(self, update: SequenceDelta) -> bytes:
-        return b"".join(map(self._written, self._blocks.feed(update)))
+        return b"".join([self._written(*change) for change in self._changes(update)])
 
     async def closing(self) -> bytes:
         response = await self._finished()
@@ -82,9 +87,28 @@ class ResponseWriter:
 
     async def whole(self, updates: Sequence[SequenceDelta]) -> Json:
         for update in updates:
-            for _ in self._blocks.feed(update):
+            for _ in self._changes(update):
                 pass
         return await self._finished()
+
+    def _changes(self, update: SequenceDelta) -> Iterator[tuple[Change, Sequence[ScoredToken]]]:
+        """Yields what changes with a piece of the answer, each with the scored tokens of its
+        text."""
+        scores = self._scores
+        if scores is None:
+            for change in self._blocks.feed(update):
+                yield change, ()
+            return
+        scores.add(update.tokens)
+        for change in self._blocks.feed(update):
+            taken: Sequence[ScoredToken] = ()
+            if change.block.kind == "call":
+                scores.pass_call()
+            elif isinstance(change, BlockDelta):
+                taken = scores.take(change.piece)
+            if taken and change.block.kind == "text":
+                self._scored.setdefault(change.block.index, []).extend(taken)
+            yield change, taken
 
     # The response.
 
@@ -134,7 +158,7 @@ class ResponseWriter:
             "text": msgspec.to_builtins(body.text),
             "tool_choice": msgspec.to_builtins(body.tool_choice),
             "tools": msgspec.to_builtins(list(_known(body.tools))),
-            "top_logprobs": 0,
+            "top_logprobs": body.top_logprobs,
             "top_p": body.top_p,
             "truncation": body.truncation,
             "usage": None,
@@ -159,10 +183,18 @@ class ResponseWriter:
                 **call,
                 **self._functions.fields_of(block.name),
             }
-        content = [] if is_new else [_part(block.kind, block.content)]
+        content = [] if is_new else [self._part(block)]
         if block.kind == "reasoning":
             return {**item, "type": "reasoning", "summary": [], "content": content}
         return {**item, "role": "assistant", "content": content}
+
+    def _part(self, block: Block) -> Json:
+        """Returns the content of a text or of reasoning."""
+        return _part(block.kind, block.content, self._entries(block))
+
+    def _entries(self, block: Block) -> list[Json]:
+        scored = self._scored.get(block.index, ())
+        return [] if self._scores is None else self._scores.entries(scored)
 
     def _item_id(self, block: Block) -> str:
         return item_id(_ID_PREFIXES[block.kind], self._id, block.index)
@@ -185,14 +217,16 @@ class ResponseWriter:
         self._num_events += 1
         return written
 
-    def _written(self, change: Change) -> bytes:
+    def _written(self, change: Change, scored: Sequence[ScoredToken] = ()) -> bytes:
         block = change.block
         item = {"item_id": self._item_id(block), "output_index": block.index}
         place = item if block.kind == "call" else {**item, "content_index": 0}
         if isinstance(change, BlockStart):
             return self._started(block, place)
         if isinstance(change, BlockDelta):
-            more: Json = {"logprobs": []} if block.kind == "text" else {}
+            more: Json = {}
+            if block.kind == "text":
+                more = {"logprobs": [] if self._scores is None else self._scores.entries(scored)}
             return self._event(f"{_name(block)}.delta", **place, delta=change.piece, **more)
         return self._ended(block, place)
 
@@ -201,7 +235,7 @@ class ResponseWriter:
         added = self._event("response.output_item.added", output_index=block.index, item=item)
         if block.kind == "call":
             return added
-        part = _part(block.kind, "")
+        part = _part(block.kind, "", [])
         return added + self._event("response.content_part.added", **place, part=part)
 
     def _ended(self, block: Block, place: Json) -> bytes:
@@ -209,12 +243,12 @@ class ResponseWriter:
             name = self._functions.fields_of(block.name)["name"]
             fields: Json = {"name": name, "arguments": block.content}
         elif block.kind == "text":
-            fields = {"text": block.content, "logprobs": []}
+            fields = {"text": block.content, "logprobs": self._entries(block)}
         else:
             fields = {"text": block.content}
         written = self._event(f"{_name(block)}.done", **place, **fields)
         if block.kind != "call":
-            part = _part(block.kind, block.content)
+            part = self._part(block)
             written += self._event("response.content_part.done", **place, part=part)
         item = self._item(block, "incomplete" if self._blocks.is_cut else "completed")
         done = self._event("response.output_item.done", output_index=block.index, item=item)
@@ -237,7 +271,7 @@ def _name(block: Block) -> str:
     return f"response.{_CONTENTS[block.kind]}"
 
 
-def _part(kind: Kind, text: str) -> Json:
+def _part(kind: Kind, text: str, logprobs: list[Json]) -> Json:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
