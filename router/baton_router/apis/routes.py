@@ -80,8 +80,9 @@ from baton_router.apis.openai.schemas import (
     VersionResponse,
 )
 from baton_router.apis.page.page import page_response
-from baton_router.apis.responses.answer_schemas import DeletedResponse, ResponseBody
+from baton_router.apis.responses.answer_schemas import DeletedResponse, InputTokens, ResponseBody
 from baton_router.apis.responses.conversion import RESPONSES
+from baton_router.apis.responses.input_items import ItemList
 from baton_router.apis.responses.responses import Responses
 from baton_router.apis.responses.schemas import ResponsesRequest
 from baton_router.lifecycle.in_flight import Requests
@@ -234,6 +235,21 @@ class Routes:
                 answer=DeletedResponse,
             ),
             Endpoint(
+                "GET",
+                "/v1/responses/{id}/input_items",
+                self.input_items,
+                "Lists the items of a stored response's input",
+                answer=ItemList,
+            ),
+            Endpoint(
+                "POST",
+                "/v1/responses/input_tokens",
+                self.input_tokens,
+                "Counts the tokens of a response's input",
+                ResponsesRequest,
+                InputTokens,
+            ),
+            Endpoint(
                 "POST",
                 "/v1/messages",
                 self.create_message,
@@ -347,6 +363,19 @@ class Routes:
         """Deletes a stored response."""
         answer = await self._responses.delete(request.path_params["id"], self._counted(request))
         return JSONResponse(answer)
+
+    async def input_items(self, request: Request) -> Response:
+        """Lists the items of a stored response's input."""
+        response_id, caller = request.path_params["id"], self._counted(request)
+        items = await self._responses.input_items(response_id, request.query_params, caller)
+        return Response(msgspec.json.encode(items), media_type=JSON)
+
+    async def input_tokens(self, request: Request) -> Response:
+        """Counts the tokens of a prompt of the Responses API."""
+        make = self._responses.count_tokens
+        num_tokens, headers = await self._compute(request, ResponsesRequest, make, RESPONSES)
+        answer = {"object": "response.input_tokens", "input_tokens": num_tokens}
+        return JSONResponse(answer, headers=headers)
 
     async def create_message(self, request: Request) -> Response:
         return await self._generate(request, MessagesRequest, self._messages.create, MESSAGES)

@@ -286,7 +286,7 @@ async def test_front_lists_routes_for_unknown_one(front):
             assert f"{method.upper()} {path}" in error["message"]
 
 
-@pytest.mark.parametrize("word", ["responses/compact", "responses/input_tokens", "models/x/y"])
+@pytest.mark.parametrize("word", ["responses/compact", "responses/resp_1/cancel", "models/x/y"])
 async def test_front_lists_routes_for_unknown_one_below_another(front, word):
     answer = await front.post(f"/v1/{word}", json={})
     error = answer.json()["error"]

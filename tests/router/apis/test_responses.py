@@ -477,6 +477,57 @@ async def test_item_reference_stands_for_its_stored_item(model, redis, is_short,
     assert prompt.count("The user asks for Oslo: é 漢.") == 1
 
 
+async def test_input_items_of_a_stored_response_are_listed(model, redis):
+    computing, decoding = writing(OSLO, model=model)
+    workers = computing, decoding
+    async with front_of(*workers, model=model, responses_ttl=60.0, redis=redis) as front:
+        client = openai_client_of(front)
+        given: dict[str, Any] = {"model": model.name, "max_output_tokens": 200, "tools": [WEATHER]}
+        first = await client.responses.create(**given, input=QUESTION)
+        rain = {**RAIN, "call_id": first.output[0].call_id}
+        said = {"role": "assistant", "content": "Hm."}
+        second = await client.responses.create(
+            **given, input=[said, rain], previous_response_id=first.id
+        )
+        listed = client.responses.input_items.list
+        items = [item async for item in await listed(second.id, order="asc")]
+        pages = [item.id async for item in await listed(second.id, limit=1)]
+        third = await client.responses.create(
+            **given,
+            input=[{"type": "item_reference", "id": items[0].id}],
+            previous_response_id=first.id,
+        )
+        whole = (await front.get(f"/v1/responses/{third.id}/input_items?limit=1")).json()
+        for name, value in (("limit", "0"), ("limit", "x"), ("order", "up")):
+            answer = await front.get(f"/v1/responses/{second.id}/input_items", params={name: value})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+        unknown = await front.get(f"/v1/responses/{second.id}/input_items?after=msg_1")
+        assert unknown.status_code == 404
+    kinds = [item.type for item in items]
+    assert kinds == ["message", "function_call", "message", "function_call_output"]
+    assert items[0].content[0].text == QUESTION
+    assert items[1].id == first.output[0].id
+    assert items[2].content[0].text == "Hm."
+    assert pages == [item.id for item in reversed(items)]
+    assert len({*pages}) == 4
+    # The item was there already.
+    assert whole["data"][0]["id"] == items[1].id
+    assert whole["has_more"] is True
+
+
+async def test_input_tokens_are_those_of_the_response(model):
+    given: Any = {"input": QUESTION, "instructions": "Be kind.", "tools": [WEATHER]}
+    answer = await ask(model, "a", **given)
+    async with front_of(prefill(), decode(), model=model) as front:
+        counted = await front.post(
+            "/v1/responses/input_tokens", json={"model": model.name, **given}
+        )
+    assert counted.json() == {
+        "object": "response.input_tokens",
+        "input_tokens": answer.usage.input_tokens,
+    }
+
+
 @pytest.mark.parametrize("item_id", ["msg_1", "rs_{}_0", "msg_{}_0", "{}"])
 async def test_unknown_item_reference_is_not_found(model, redis, item_id):
     workers = writing("Hello.", model=model)
@@ -484,7 +535,7 @@ async def test_unknown_item_reference_is_not_found(model, redis, item_id):
     async with front_of(*workers, model=model, responses_ttl=60.0, redis=redis) as front:
         client = openai_client_of(front)
         known = await client.responses.create(model=model.name, input=QUESTION)
-        given.append({"id": known.output[0].id.removesuffix("_0") + "_1"})
+        given.append({"id": known.output[0].id.removesuffix("_0") + "_9"})
         for items in (given[:2], given[::2]):
             with pytest.raises(openai.NotFoundError, match=r"input\[1\]\.id: item .* is unknown"):
                 await client.responses.create(model=model.name, input=items)

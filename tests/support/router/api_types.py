@@ -28,7 +28,12 @@ from openai.types.chat import (
     chat_completion,
     chat_completion_chunk,
 )
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import (
+    InputTokenCountResponse,
+    Response,
+    ResponseItemList,
+    ResponseStreamEvent,
+)
 from openai.types.shared import ErrorObject
 from pydantic import BaseModel, TypeAdapter
 
@@ -179,7 +184,10 @@ class Checked:
 
 
 def _check_of(path: str) -> Check | None:
-    return _check_response if path.startswith("/v1/responses/") else _CHECKS.get(path)
+    if path.endswith("/input_items"):
+        return _check_items
+    found = _CHECKS.get(path)
+    return _check_response if not found and path.startswith("/v1/responses/") else found
 
 
 def _check_body(check_answer: Check, start: Mapping[str, Any], body: bytes) -> None:
@@ -239,6 +247,16 @@ def _check_count(body: bytes | None, _events: list[bytes]) -> None:
     _validate(MessageTokensCount, body)
 
 
+def _check_items(body: bytes | None, _events: list[bytes]) -> None:
+    assert body is not None
+    _validate(ResponseItemList, body)
+
+
+def _check_input_tokens(body: bytes | None, _events: list[bytes]) -> None:
+    assert body is not None
+    _validate(InputTokenCountResponse, body)
+
+
 def _check_response(body: bytes | None, events: list[bytes]) -> None:
     if body is not None and json.loads(body).get("deleted"):
         return
@@ -289,6 +307,7 @@ _CHECKS: dict[str, Check] = {
     "/v1/completions": _check_choices(_Completion, _CompletionChunk),
     "/v1/chat/completions": _check_choices(_Chat, _ChatChunk),
     "/v1/responses": _check_response,
+    "/v1/responses/input_tokens": _check_input_tokens,
     "/v1/messages": _check_message,
     "/v1/messages/count_tokens": _check_count,
 }

@@ -115,6 +115,13 @@ class ResponseBody(Struct, frozen=True, kw_only=True):
     baton: JsonObject | UnsetType = UNSET
 
 
+class InputTokens(Struct, frozen=True):
+    """Response body of a count of tokens."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class DeletedResponse(Struct, frozen=True):
     """Response body of a deletion."""
 

@@ -1,7 +1,7 @@
 """OpenAI's Responses API: answers conversations of items by the pipeline of chat completions, and
 keeps responses for a while."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from baton_router.apis.answers.answer_writer import Json, encoded
 from baton_router.apis.answers.http_call import HttpCall
 from baton_router.apis.edge.errors import PreviousResponseError
 from baton_router.apis.openai.generations import Generations
+from baton_router.apis.openai.schemas import ChatOptions
 from baton_router.apis.responses.conversion import (
     REFERENCE,
     conversation_of,
@@ -20,9 +21,11 @@ from baton_router.apis.responses.conversion import (
     options_of,
 )
 from baton_router.apis.responses.functions import Functions
+from baton_router.apis.responses.input_items import ItemList, listed
 from baton_router.apis.responses.schemas import LOGPROBS, ResponsesRequest
-from baton_router.apis.responses.store import ResponseStore, response_of_item
+from baton_router.apis.responses.store import ResponseStore, input_item_id, response_of_item
 from baton_router.apis.responses.writer import ResponseWriter
+from baton_router.call.generate_call import Conversation
 from baton_router.text.conversation.in_thread import in_thread_if_long
 
 
@@ -44,25 +47,47 @@ class Responses:
     async def create(self, body: ResponsesRequest, caller: Caller) -> HttpCall:
         """Makes the exchange of `POST /v1/responses`. Raises `InvalidArgumentError`, and for stored
         responses that the request names `NotFoundError` or `UnavailableError`."""
-        given = items_of(body)
-        earlier = await self._items_before(body, caller)
-        if any(map(_is_reference, given)):
-            given = await self._with_referenced(given, earlier, caller)
-        num_items = len(earlier) + len(given)
         functions = Functions(body.tools)
         options = options_of(body, functions)
-        conversation = await in_thread_if_long(
-            num_items, conversation_of, options, body, functions, earlier, given
-        )
+        conversation, items = await self._conversation(body, caller, options, functions)
         save = None
         if body.store and self._store.is_on:
-            items = [*earlier, *(item for item in given if item is not None)]
             save = partial(self._save, self._tenants.of(caller).name, items)
         writer_of = partial(ResponseWriter, body, functions, save)
         ignored = ["include"] if {*body.include} - {LOGPROBS} else []
         return await self._generations.answer(
             options, conversation, caller, writer_of, ignored=ignored
         )
+
+    async def count_tokens(self, body: ResponsesRequest, caller: Caller) -> int:
+        """Returns the number of tokens of the prompt. Raises what `create` raises."""
+        functions = Functions(body.tools)
+        options = options_of(body, functions)
+        conversation, _ = await self._conversation(body, caller, options, functions)
+        return len(await self._generations.tokens_of_chat(body.model, conversation))
+
+    async def input_items(
+        self, response_id: str, query: Mapping[str, str], caller: Caller
+    ) -> ItemList:
+        """Returns items of a stored response's conversation, without those of its output. Raises
+        `InvalidArgumentError`, `NotFoundError`, `UnavailableError`."""
+        stored = await self._read(response_id, caller)
+        output = msgspec.json.decode(stored.response)["output"]
+        return listed(stored.items[: len(stored.items) - len(output)], query)
+
+    async def _conversation(
+        self, body: ResponsesRequest, caller: Caller, options: ChatOptions, functions: Functions
+    ) -> tuple[Conversation, list[Json]]:
+        """Returns the conversation, and its items."""
+        given = items_of(body)
+        earlier = await self._items_before(body, caller)
+        if any(map(_is_reference, given)):
+            given = await self._with_referenced(given, earlier, caller)
+        num_items = len(earlier) + len(given)
+        conversation = await in_thread_if_long(
+            num_items, conversation_of, options, body, functions, earlier, given
+        )
+        return conversation, [*earlier, *(item for item in given if item is not None)]
 
     async def get(self, response_id: str, caller: Caller) -> bytes:
         """Returns a stored response, as JSON. Raises `NotFoundError`, `UnavailableError`."""
@@ -113,7 +138,13 @@ class Responses:
         return msgspec.json.decode(content, type=_Stored)
 
     async def _save(self, tenant: str, items: list[Json], response: Json) -> bool:
-        kept: dict[str, Any] = {"items": [*items, *response["output"]], "response": response}
+        output = response["output"]
+        # So that each item of the input can be listed and referred to.
+        own = [
+            item if _id_of(item) else {**item, "id": input_item_id(item, response["id"], index)}
+            for index, item in enumerate(items, len(output))
+        ]
+        kept: dict[str, Any] = {"items": [*own, *output], "response": response}
         return await self._store.put(tenant, response["id"], encoded(kept))
 
 

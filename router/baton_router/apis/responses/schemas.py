@@ -136,7 +136,7 @@ class ResponsesRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields
     tool_types: ClassVar[frozenset[str]] = frozenset({"function", "namespace"})
     left_out: ClassVar[LeftOut] = LeftOut(("input",), LEFT_OUT)
 
-    input: str | list[Any]
+    input: str | list[Any] = []
     model: str = ""
     instructions: str = ""
     previous_response_id: str | None = None

@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,13 @@ _PUT_SECONDS = 0.5
 
 # Its number, by which Redis knows the response, and the secret from which its key is made.
 _ID = re.compile(r"resp_([0-9a-f]{16})([0-9a-f]{32})")
-_ITEM_ID = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{48})_[0-9]{1,9}")
+_ITEM_ID = re.compile(r"(?:msg|rs|fc|fco|item)_([0-9a-f]{48})_[0-9]{1,9}")
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+}
 _NONCE_BYTES = 12
 _MORE_BYTES = 64  # that encryption adds, at most
 
@@ -182,6 +189,12 @@ def new_response_id(number: str) -> str:
 def item_id(prefix: str, response_id: str, index: int) -> str:
     """Returns the id of an item of a response, by which the response is found."""
     return f"{prefix}_{response_id.removeprefix('resp_')}_{index}"
+
+
+def input_item_id(item: Mapping[str, Any], response_id: str, index: int) -> str:
+    """Returns the id of an item of a response's input that has none. `index`: after those of its
+    output."""
+    return item_id(_PREFIXES.get(item.get("type", ""), "item"), response_id, index)
 
 
 def response_of_item(item_id: str) -> str | None:
