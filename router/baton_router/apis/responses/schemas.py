@@ -89,7 +89,9 @@ class Namespace(_Schema, frozen=True, tag_field="type", tag="namespace"):
     tools: list[FunctionTool | None] = []
 
 
-class NamedFunction(_Schema, frozen=True, tag_field="type", tag="function"):
+class NamedFunction(_Schema, frozen=True, tag_field="type", tag="function", omit_defaults=True):
+    """Function that is chosen. It is given back, and clients take no null in it."""
+
     name: str
     namespace: str | None = None
 
