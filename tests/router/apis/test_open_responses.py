@@ -74,7 +74,7 @@ SCHEMA: Json = {
 
 @dataclass(frozen=True)
 class Case:
-    """What is sent, what the model writes, and the types of the items that come of it.
+    """Request, with the text that the model writes and the types of the items that come of it.
 
     Attributes:
         sees: texts that the prompt has, in order.
@@ -233,7 +233,7 @@ def content_of(item: Json) -> str:
 
 
 def without_ids(response: Json) -> Json:
-    """What two answers to one request share."""
+    """The fields that two answers to one request share."""
     names = ("id", "created_at", "completed_at", "output")
     kept = {name: value for name, value in response.items() if name not in names}
     return {**kept, "output": [(i["type"], content_of(i), i["status"]) for i in response["output"]]}

@@ -147,7 +147,7 @@ LOGPROBS: Any = ["message.output_text.logprobs"]
     ],
 )
 async def test_response_has_logprobs_of_its_text(model, size, text):
-    """Of the tokens of its text alone, the same whole and in the deltas."""
+    """Those of the tokens of its text alone, the same whole and in the deltas."""
     answer = await ask(model, text, size, include=LOGPROBS)
     (message,) = [item for item in answer.output if item.type == "message"]
     (part,) = message.content
