@@ -64,10 +64,21 @@ async def test_whole_number_may_be_written_with_a_point(path):
     assert (asked.sampling.max_tokens, asked.sampling.top_k) == (2, 3)
     if path == "completions":
         assert (list(asked.token_ids), list(asked.sampling.stop_token_ids)) == ([5, 6], [7])
+    for batch in ([[5.0, 6.0], [7.0]], [[5, 6.0], [7]]):
+        answer, asked = await post("completions", {"prompt": batch, "max_tokens": 1})
+        assert answer.status_code == 200, answer.text
     for number in (2.5, 1e300):
         refused, _ = await post(path, {"top_k": number})
         assert refused.status_code == 400
         assert "top_k" in refused.json()["error"]["message"]
+
+
+async def test_float_within_a_text_of_the_client_stays_one(model):
+    """Where another field of the request is a float that should be an integer."""
+    fields = {"max_tokens": 2.0, "chat_template_kwargs": {"reasoning_effort": 3.0}}
+    answer, asked = await post("chat/completions", fields, model)
+    assert answer.status_code == 200, answer.text
+    assert "effort: 3.0" in model.tokenizer.decode(list(asked.token_ids))
 
 
 @pytest.mark.parametrize("path", ROUTES)

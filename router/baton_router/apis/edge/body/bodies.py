@@ -20,7 +20,7 @@ from baton.errors import InvalidArgumentError, OverloadedError
 from baton.serving.bounds import Bounds
 from baton.serving.grpc.large_requests import LARGE_BYTES, LargeRequests, Share
 from baton_router.apis.edge.body.left_out import LeftOut
-from baton_router.apis.edge.body.objects import objects_of, with_integers, without_nulls
+from baton_router.apis.edge.body.objects import objects_of, without_nulls
 from baton_router.apis.edge.body.other_servers import in_own_terms
 from baton_router.apis.edge.body.other_tools import served_tools
 from baton_router.apis.edge.body.structure import PIECE_BYTES, Structure
@@ -40,8 +40,10 @@ _SHOWN_CHARS = 40
 # In larger bodies, a key that is there twice is not looked for to be named.
 _NAMED_KEY_BYTES = 2**20
 
-# The end of msgspec's error about a float where it expected something else.
-_OF_FLOAT = "got `float`"
+# Fields of a body whose numbers may be written as floats.
+_MAX_FLOATS = 64
+# Floats from which on not every integer is one.
+_EXACT_FLOATS = 2.0**53
 _NAMED = re.compile(r"(missing required|unknown) field `(.*)`", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 
@@ -186,16 +188,47 @@ def convert(content: Any, kind: Any, field: str = "") -> Any:
     is an integer, as in JSON Schema. Raises `InvalidArgumentError`, which names the field;
     `content` is the value of `field` or the whole body."""
     content = without_nulls(content, objects_of(kind))
-    try:
-        return msgspec.convert(content, kind)
-    except msgspec.ValidationError as error:
-        if _OF_FLOAT not in str(error):
-            raise _explained(error, content, field) from None
-    content = with_integers(content)
-    try:
-        return msgspec.convert(content, kind)
-    except msgspec.ValidationError as error:
-        raise _explained(error, content, field) from None
+    for _ in range(_MAX_FLOATS):
+        try:
+            return msgspec.convert(content, kind)
+        except msgspec.ValidationError as error:
+            if not _mends_float(error, content):
+                raise _explained(error, content, field) from None
+    raise InvalidArgumentError(field or "body", "has too many numbers such as 3.0; write 3")
+
+
+def _mends_float(error: msgspec.ValidationError, content: Any) -> bool:
+    """Writes an integer in the place of a float such as 3.0 that is the reason of this error, and
+    of those beside it if it is one of a list. Returns whether there is one."""
+    problem, _, where = str(error).partition(" - at `")
+    steps = [int(index) if index else name for name, index in _STEP.findall(where.rstrip("`"))]
+    if not problem.endswith("got `float`") or not steps or where.endswith("[...]`"):
+        return False
+    holders = [content]
+    for step in steps:
+        holders.append(holders[-1][step])
+    if not _is_integer(holders.pop()):
+        return False
+    # The outermost list that has nothing but lists on the way.
+    while len(holders) > 1 and isinstance(holders[-1], list) and isinstance(holders[-2], list):
+        holders.pop()
+        steps.pop()
+    holder, step = holders[-1], steps[-1]
+    if isinstance(holder, list):
+        holder[:] = map(_with_integers, holder)
+    else:
+        holder[step] = int(holder[step])
+    return True
+
+
+def _with_integers(value: Any) -> Any:
+    if isinstance(value, list):
+        return list(map(_with_integers, value))
+    return int(value) if _is_integer(value) else value
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOATS
 
 
 def _read_json(body: bytes | bytearray) -> Any:

@@ -7,9 +7,6 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, inspect
 
-# Floats from which on not every integer is one.
-_EXACT_FLOATS = 2.0**53
-
 _T = TypeVar("_T")
 Hint = Annotated[_T, Meta(extra={"is_hint": True})]
 """Field of a schema that changes nothing, and so is named to the client like an unknown one."""
@@ -58,18 +55,6 @@ def without_nulls(value: Any, objects: Objects | None) -> Any:
         for name, item in value.items()
         if item is not None
     }
-
-
-def with_integers(value: Any) -> Any:
-    """Returns a JSON value with integers in place of floats such as 3.0."""
-    if isinstance(value, float):
-        is_integer = value.is_integer() and abs(value) < _EXACT_FLOATS
-        return int(value) if is_integer else value
-    if isinstance(value, list):
-        return [with_integers(item) for item in value]
-    if isinstance(value, dict):
-        return {name: with_integers(item) for name, item in value.items()}
-    return value
 
 
 def _objects_in(kind: inspect.Type) -> Objects | None:
