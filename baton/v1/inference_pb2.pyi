@@ -788,9 +788,9 @@ class ChatMessage(_message.Message):
     REASONING_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """Role of the author, one that the chat template knows: usually "system", "user" or "assistant". A
-    role of which it renders nothing is INVALID_ARGUMENT. "developer" is "system" unless the template
-    knows it.
+    """Role of the author: "system", "developer", "user", "assistant", "tool", "function", or one that a
+    text of the chat template names. Any other role, and one of which it renders nothing, is
+    INVALID_ARGUMENT. "developer" is "system" unless the template knows it.
     """
     content: _builtins.str
     """Text of the message."""

@@ -202,7 +202,7 @@ def _mends_float(error: msgspec.ValidationError, content: Any) -> bool:
     of those beside it if it is one of a list. Returns whether there is one."""
     problem, _, where = str(error).partition(" - at `")
     steps = [int(index) if index else name for name, index in _STEP.findall(where.rstrip("`"))]
-    if not problem.endswith("got `float`") or not steps or where.endswith("[...]`"):
+    if not problem.endswith("got `float`") or not steps or "[...]" in where:
         return False
     holders = [content]
     for step in steps:
