@@ -64,7 +64,10 @@ class ResponseWriter:
         )
 
     def part(self, update: SequenceDelta) -> bytes:
-        return b"".join([self._written(*change) for change in self._changes(update)])
+        if self._scores is None:  # hot path
+            return b"".join(map(self._written, self._blocks.feed(update)))
+        changes = self._scored_changes(update, self._scores)
+        return b"".join([self._written(*change) for change in changes])
 
     async def closing(self) -> bytes:
         response = await self._finished()
@@ -87,18 +90,18 @@ class ResponseWriter:
 
     async def whole(self, updates: Sequence[SequenceDelta]) -> Json:
         for update in updates:
-            for _ in self._changes(update):
+            changes: Iterator[object] = self._blocks.feed(update)
+            if self._scores is not None:
+                changes = self._scored_changes(update, self._scores)
+            for _ in changes:
                 pass
         return await self._finished()
 
-    def _changes(self, update: SequenceDelta) -> Iterator[tuple[Change, Sequence[ScoredToken]]]:
+    def _scored_changes(
+        self, update: SequenceDelta, scores: TextScores
+    ) -> Iterator[tuple[Change, Sequence[ScoredToken]]]:
         """Yields what changes with a piece of the answer, each with the scored tokens of its
         text."""
-        scores = self._scores
-        if scores is None:
-            for change in self._blocks.feed(update):
-                yield change, ()
-            return
         scores.add(update.tokens)
         for change in self._blocks.feed(update):
             taken: Sequence[ScoredToken] = ()
