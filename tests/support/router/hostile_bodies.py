@@ -108,6 +108,7 @@ NEEDED: dict[str, dict[str, object]] = {
     "/v1/completions": {"prompt": "x"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
     "/v1/responses": {"input": "x"},
+    "/v1/responses/input_tokens": {"input": "x"},
     "/v1/messages": {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
     "/v1/embeddings": {"input": "x"},
