@@ -12,6 +12,7 @@ import pytest
 
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
+from baton.serving.grpc.large_requests import LARGE_BYTES
 from baton.v1 import prefill_pb2
 from baton_router.apis.answers.answer_writer import AnswerStart, AnswerWriter
 from baton_router.apis.answers.http_call import HttpCall
@@ -195,6 +196,26 @@ async def test_refusal_before_a_request_is_made_counts_once(path, is_streamed):
         told = first.text
     assert "too long" in told or "maximum context length" in told
     assert second.status_code == 429
+
+
+@pytest.mark.parametrize("path", [path for path in BODIES if path != "/v1/completions"])
+async def test_large_body_is_counted_until_its_request_is_made(path):
+    """It waits for the first workers, and is streamed when it is counted no more."""
+    is_discovered, cue = asyncio.Event(), Cue()
+    prefill, decode = writing("It rains in Oslo today.", 1)
+    decode.script.insert(4, cue)
+    body = {"model": "tiny", "stream": True, "flavour": "x" * 2 * LARGE_BYTES, **BODIES[path]}
+    async with front_of(prefill, decode, is_discovered=is_discovered) as front:
+        transport: Any = front._transport
+        (endpoint, *_) = [r.endpoint for r in transport.app.app.routes if r.path == path]
+        large = endpoint.__self__._bodies._large
+        answering = asyncio.create_task(front.post(path, json=body))
+        await until(lambda: large._num_held > 2 * LARGE_BYTES)
+        is_discovered.set()
+        await until(lambda: decode.num_running == 1)
+        assert large._num_held == 0
+        cue.event.set()
+        assert (await answering).status_code == 200
 
 
 @pytest.mark.parametrize("path", BODIES)
