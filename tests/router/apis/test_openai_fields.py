@@ -74,7 +74,7 @@ async def test_whole_number_may_be_written_with_a_point(path):
 
 
 async def test_float_within_a_text_of_the_client_stays_one(model):
-    """Where another field of the request is a float that should be an integer."""
+    """Another field of the request is a float that should be an integer."""
     fields = {"max_tokens": 2.0, "chat_template_kwargs": {"reasoning_effort": 3.0}}
     answer, asked = await post("chat/completions", fields, model)
     assert answer.status_code == 200, answer.text
