@@ -75,8 +75,9 @@ class _FrontFleet(FakeFleet):
         self.is_discovered = fleet.is_discovered
 
     async def wait_for_discovery(self, seconds: float) -> None:
+        """Waits for the first workers, too, as a router does after that: up to the deadline."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds if seconds < 1.0 else SECONDS):
                 await self.is_discovered.wait()
 
 
