@@ -7,7 +7,7 @@ from textwrap import fill
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from baton.models.images import VISION_TOWERS
+from baton.models.images.families import VISION_TOWERS
 from docs.tables import code, page, prose, table
 
 _SURVEY = Path(__file__).with_name("model_families.json")

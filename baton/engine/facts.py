@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from baton.cluster.prefix import PrefixNamespace
 from baton.engine.executor.cache.kv_layout import KvLayout
-from baton.models.image_format import ImageFormat
+from baton.models.images.image_format import ImageFormat
 from baton.models.pooling import Pooling
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from baton.errors import InvalidArgumentError
-from baton.models.encoder_input import CONTENT_HASH_BYTES, EncoderInput, TensorData
+from baton.models.images.encoder_input import CONTENT_HASH_BYTES, EncoderInput, TensorData
 from baton.v1 import inference_pb2 as pb
 
 _BYTES = 2  # wire type of fields that follow their length

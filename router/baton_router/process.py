@@ -216,7 +216,7 @@ async def _prompt_images(
         return PromptImages(card)
     try:
         check_extra("vision", f"images for model {card.name!r}")
-        from baton.models.images import VISION_TOWERS
+        from baton.models.images.families import VISION_TOWERS
         from baton_router.text.images.image_reader import start_reader
 
         folder = checkpoint_folder(settings.models[card.name], DESCRIPTION)

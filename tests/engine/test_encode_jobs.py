@@ -23,7 +23,7 @@ from baton.errors import (
     NotFoundError,
     UnavailableError,
 )
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import load, request
 from tests.support.engine.images import IMAGE_TOKEN, greedy, image, save_vision_language, words

@@ -29,7 +29,7 @@ from baton.engine.scheduler.sequences.batch_slots import BatchSlots
 from baton.engine.scheduler.sequences.config import SchedulerConfig
 from baton.engine.scheduler.sequences.sequence import Request
 from baton.errors import InvalidArgumentError
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from baton.sampling import SamplingParams
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from baton.engine.llm import LLM
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.models import locate
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from tests.support.engine.engines import load, mostly_slow
 from tests.support.engine.images import (
     IMAGE_TOKEN,

@@ -23,11 +23,11 @@ from baton.engine.llm import LLM
 from baton.engine.request import EngineRequest, KvSource, MultimodalPrompt
 from baton.engine.scheduler.kv.encoder_cache import EncoderOutput
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedModelError
-from baton.models.encoder_input import EncoderInput, TensorData, content_hash
-from baton.models.fixed_images import GemmaImages
-from baton.models.patched_images import PatchedImages
-from baton.models.pixtral_images import PixtralImages
-from baton.models.tiled_images import TiledImages
+from baton.models.images.encoder_input import EncoderInput, TensorData, content_hash
+from baton.models.images.fixed import GemmaImages
+from baton.models.images.patched import PatchedImages
+from baton.models.images.pixtral import PixtralImages
+from baton.models.images.tiled import TiledImages
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import assert_idle, load, mostly_slow, tokens
 from tests.support.engine.images import (

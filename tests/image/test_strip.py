@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from baton.models import read_json
-from baton.models.images import VISION_TOWERS
+from baton.models.images.families import VISION_TOWERS
 from tests.support.image_families import NAMES, outcomes_in, save_families
 from tests.support.repository import ROOT
 

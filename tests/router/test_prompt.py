@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from baton.cluster.prefix import BlockHash, HashedInput, hash_chain
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from baton.sampling import SamplingParams
 from baton.serving.tenant import Tenant
 from baton_router.call.prompt import Prompt

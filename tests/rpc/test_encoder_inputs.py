@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as some
 
-from baton.models.encoder_input import EncoderInput, TensorData
+from baton.models.images.encoder_input import EncoderInput, TensorData
 from baton.rpc.encoder_inputs import (
     encoder_input_of,
     encoder_input_to_message,

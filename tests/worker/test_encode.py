@@ -21,7 +21,7 @@ from baton.errors import (
     NotFoundError,
     UnavailableError,
 )
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from baton.rpc.encoder_inputs import encoder_input_to_message
 from baton.rpc.errors import error_of
 from baton.sampling import SamplingParams

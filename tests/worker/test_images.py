@@ -13,7 +13,7 @@ from PIL import Image
 
 from baton.engine import LLM, EngineConfig
 from baton.errors import BatonError, FailedPreconditionError, InvalidArgumentError
-from baton.models.encoder_input import EncoderInput, TensorData
+from baton.models.images.encoder_input import EncoderInput, TensorData
 from baton.rpc.encoder_inputs import encoder_input_to_message
 from baton.rpc.errors import error_of
 from baton.sampling import SamplingParams

@@ -44,8 +44,8 @@ from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import Preemption, SchedulerConfig
 from baton.errors import InvalidArgumentError
 from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder
-from baton.models.images import read_image_processor
-from baton.models.patched_images import PatchedImages
+from baton.models.images.families import read_image_processor
+from baton.models.images.patched import PatchedImages
 from baton.models.pooling import read_pooling
 from baton.models.tokenizer_files import end_token_ids
 from baton.models.weights import weight_bytes

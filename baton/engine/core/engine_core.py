@@ -52,7 +52,7 @@ from baton.errors import (
     OverloadedError,
     UnavailableError,
 )
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from baton.sampling import SamplingParams
 
 if TYPE_CHECKING:

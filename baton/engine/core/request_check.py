@@ -12,8 +12,8 @@ from baton.engine.facts import EngineFacts, ModelInfo
 from baton.engine.request import EngineRequest, KvSource, Purpose
 from baton.engine.scheduler.sequences.encoder_inputs import check_encoder_inputs
 from baton.errors import FailedPreconditionError, InvalidArgumentError
-from baton.models.encoder_input import CONTENT_HASH_BYTES, EncoderInput
-from baton.models.image_format import ImageFormat
+from baton.models.images.encoder_input import CONTENT_HASH_BYTES, EncoderInput
+from baton.models.images.image_format import ImageFormat
 from baton.models.pooling import why_not
 from baton.sampling import check_length, check_token_ids, check_vocabulary
 

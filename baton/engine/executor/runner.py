@@ -25,7 +25,7 @@ from baton.engine.scheduler.plan import (
 )
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots, Int64Array
 from baton.engine.scheduler.sequences.sequence import Sequence
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 
 
 class DecoderModel(Protocol):

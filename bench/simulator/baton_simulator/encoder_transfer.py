@@ -9,7 +9,7 @@ from itertools import count
 from baton.engine.scheduler.kv.encoder_cache import HeldOutput
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from baton_simulator.clock import Clock
 from baton_simulator.engine import SimulatedEngine
 from baton_simulator.latency import Network

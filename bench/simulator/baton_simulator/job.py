@@ -7,7 +7,7 @@ from typing import cast
 from baton.cluster.prefix import BlockHash
 from baton.engine.request import EngineRequest, KvSource, Purpose
 from baton.engine.scheduler.sequences.sequence import Request
-from baton.models.encoder_input import CONTENT_HASH_BYTES, EncoderInput
+from baton.models.images.encoder_input import CONTENT_HASH_BYTES, EncoderInput
 from baton.sampling import SamplingParams
 from baton_simulator.traces import TraceRow
 

@@ -10,7 +10,7 @@ from baton.engine.encoder_outputs import ArrivingOutput
 from baton.engine.request import EngineRequest
 from baton.engine.scheduler.plan import ExternalAllocation
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from baton.v1 import decode_pb2, prefill_pb2
 from baton.worker.worker import Worker
 from baton_kvtransfer.client import KvFetcher

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from baton.sampling import SamplingParams
 from baton_router.call.ending import FinishReason
 from baton_router.call.output_format import ParsingOptions, Tool

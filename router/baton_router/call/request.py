@@ -4,7 +4,7 @@ outcome. Knows nothing of workers, calls or messages."""
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from baton.sampling import SamplingParams
 from baton.serving.tenant import Tenant
 from baton_router.call.ending import FinishReason

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain
 
 from baton.errors import InvalidArgumentError
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from baton.sampling import (
     SamplingParams,
     check_length,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from baton.errors import ContextLengthError, InvalidArgumentError
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from baton.serving.tenant import Tenant
 from baton_router.call.generate_call import GivenImage, PromptInput, PromptTokens, kind_of
 from baton_router.text.chat import RenderedChat

@@ -22,7 +22,7 @@ from baton.engine.scheduler.scheduling.policy import (
     Ranker,
 )
 from baton.engine.scheduler.sequences.config import SchedulerConfig
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from tests.support.scheduler.fakes import cache_group
 from tests.support.scheduler.harness import request
 

@@ -5,7 +5,7 @@ import pytest
 from baton.engine.request import KvSource, Purpose
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
 from baton.engine.scheduler.sequences.sequence import Sequence
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from tests.support.scheduler.fakes import cache_group
 from tests.support.scheduler.harness import Harness, request
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from tests.support.scheduler.fakes import cache_group
 from tests.support.scheduler.harness import Harness, request
 

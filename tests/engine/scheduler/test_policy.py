@@ -20,7 +20,7 @@ from baton.engine.scheduler.scheduling.policy import (
     DecodeOrder,
 )
 from baton.engine.scheduler.sequences.config import SchedulerConfig
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from tests.support.scheduler.fakes import cache_group
 from tests.support.scheduler.harness import Harness, request
 

@@ -13,7 +13,7 @@ from baton.engine.scheduler.plan import StepPlan
 from baton.engine.scheduler.scheduling.policy import POLICIES
 from baton.engine.scheduler.sequences.config import Preemption
 from baton.engine.scheduler.sequences.sequence import Request
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from tests.support.scheduler.fakes import VOCAB_SIZE, FakeGrammar, cache_group
 from tests.support.scheduler.harness import ROOTS, Harness, request
 

@@ -3,7 +3,7 @@
 import pytest
 
 from baton.engine.request import FinishReason, KvSource
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from baton.sampling import EarlyStopping
 from tests.support.scheduler.fakes import cache_group
 from tests.support.scheduler.harness import Harness, request

@@ -10,7 +10,7 @@ import pytest
 
 from baton.cluster.prefix import PrefixNamespace
 from baton.errors import BatonError, InternalError, InvalidArgumentError, UnavailableError
-from baton.models.encoder_input import EncoderInput, TensorData
+from baton.models.images.encoder_input import EncoderInput, TensorData
 from baton.serving.grpc.channels import Channels
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings

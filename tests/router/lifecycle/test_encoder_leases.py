@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from baton.errors import CancelledError, InternalError, NotFoundError, UnavailableError
-from baton.models.encoder_input import EncoderInput, TensorData
+from baton.models.images.encoder_input import EncoderInput, TensorData
 from baton.rpc.encoder_inputs import encoder_input_to_message
 from baton.sampling import SamplingParams
 from baton.serving.telemetry import stages

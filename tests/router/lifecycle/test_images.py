@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.errors import InvalidArgumentError, OverloadedError, UnavailableError
-from baton.models.encoder_input import EncoderInput, TensorData
+from baton.models.images.encoder_input import EncoderInput, TensorData
 from baton.rpc.encoder_inputs import encoder_input_to_message
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline

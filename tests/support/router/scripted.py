@@ -13,7 +13,7 @@ import grpc
 from baton.cluster.prefix import PrefixNamespace
 from baton.errors import BatonError
 from baton.models import locate
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from baton.rpc.backoff import Backoff
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline

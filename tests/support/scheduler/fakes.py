@@ -23,7 +23,7 @@ from baton.engine.scheduler.plan import StepPlan, StepResult, TokenLogprobs
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK, BatchSlots
 from baton.engine.scheduler.sequences.beam import BeamSearch
 from baton.engine.scheduler.sequences.sequence import Request, Sequence
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 
 VOCAB_SIZE = 11
 CLEARED = 0

@@ -7,7 +7,7 @@ from itertools import count
 from baton.engine.scheduler.kv.encoder_cache import EncoderOutput, HeldOutput
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from tests.support.scheduler.fakes import FakeRunner
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from baton.cluster.prefix import HashedInput, hash_chain
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from baton.rpc.encoder_inputs import encoder_input_to_message
 from baton.rpc.params import params_to_message
 from baton.rpc.worker_role import Role

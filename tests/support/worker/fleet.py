@@ -18,7 +18,7 @@ from baton.client.types import TokenLogprobs
 from baton.cluster.prefix import PrefixNamespace
 from baton.engine.core.engine_core import OnPlanned
 from baton.engine.outputs import StepOutput
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from baton.rpc.worker_role import Role
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline

@@ -14,7 +14,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.core.process.error_codec import ErrorData
 from baton.engine.executor.cache.cuda_ipc import IpcPlace
 from baton.engine.facts import EngineFacts
-from baton.models.image_format_codec import decode_image_format
+from baton.models.images.image_format_codec import decode_image_format
 
 _MAX_BYTES: Final = 1 << 17
 _MAX_DESCRIPTORS: Final = 64

@@ -34,8 +34,8 @@ from baton.engine.executor.models.vision_model import (
 )
 from baton.errors import InvalidArgumentError, UnsupportedModelError
 from baton.models import support
+from baton.models.images.pixtral import text_tokens
 from baton.models.length import longest
-from baton.models.pixtral_images import text_tokens
 from baton.models.pooling import Pooling
 from baton.models.weights import check_weights, weight_files
 

@@ -19,8 +19,8 @@ from baton.engine.executor.models.hf import (
     PreTrainedModel,
 )
 from baton.errors import UnsupportedModelError
-from baton.models.encoder_input import TensorData
-from baton.models.images import read_image_format
+from baton.models.images.encoder_input import TensorData
+from baton.models.images.families import read_image_format
 
 # Language models that differ from a text model's only in their rotary positions.
 _CAUSAL_TYPES = {"qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from baton.engine.config import EngineConfig
 from baton.errors import InvalidArgumentError
-from baton.models.image_format import ImageFormat
+from baton.models.images.image_format import ImageFormat
 
 # The encoder cache holds by default as many steps of images as the budget allows, and at least so
 # many bytes, or so much of a GPU's memory: 256 MiB are 56 images of a LLaVA of 7B in float16; its

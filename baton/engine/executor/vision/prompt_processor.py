@@ -14,11 +14,11 @@ from transformers import AutoImageProcessor, AutoTokenizer  # not in `models.hf`
 
 from baton.engine.request import MultimodalPrompt
 from baton.errors import InvalidArgumentError
-from baton.models.encoder_input import EncoderInput, TensorData, content_hash
-from baton.models.fixed_images import GemmaImages
-from baton.models.image_format import ImageFormat
-from baton.models.rgb_images import rgb
-from baton.models.tiled_images import TiledImages
+from baton.models.images.encoder_input import EncoderInput, TensorData, content_hash
+from baton.models.images.fixed import GemmaImages
+from baton.models.images.image_format import ImageFormat
+from baton.models.images.rgb import rgb
+from baton.models.images.tiled import TiledImages
 
 
 class PromptProcessor:

@@ -10,8 +10,8 @@ import numpy as np
 
 from baton.engine.executor.attention.interface import RaggedBatch
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
-from baton.models.encoder_input import EncoderInput
-from baton.models.patched_images import PatchedImages
+from baton.models.images.encoder_input import EncoderInput
+from baton.models.images.patched import PatchedImages
 
 
 def prompt_positions(images: PatchedImages, inputs: SequenceOf[EncoderInput]) -> Int64Array:

@@ -27,7 +27,7 @@ from enum import Enum
 from baton.cluster.events.kv_events import KvEvents
 from baton.engine.scheduler.kv.block_pool import CacheChanges
 from baton.engine.scheduler.sequences.encoder_inputs import passed
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 
 Holder = str | int
 """A sequence, by its `encoder_id`, or a job, by its number."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from baton.engine.scheduler.kv.encoder_cache import EncoderCache, HeldOutput
 from baton.engine.scheduler.scheduling.policy import Ranker
 from baton.errors import InvalidArgumentError
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from baton.engine.scheduler.kv.encoder_cache import EncoderCache
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 
 
 @dataclass(frozen=True, slots=True)

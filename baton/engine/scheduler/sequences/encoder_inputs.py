@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from baton.errors import InvalidArgumentError
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 
 
 def check_encoder_inputs(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from baton.errors import InvalidArgumentError
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from baton.rpc.encoder_inputs import tensors_of
 from baton.rpc.params import params_of
 from baton.v1 import admin_pb2

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from baton.rpc.encoder_inputs import serialized_encoder_inputs
 from baton.serving.telemetry.propagation import outgoing
 from baton.v1 import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from baton.errors import InternalError
-from baton.models.encoder_input import EncoderInput, TensorData
+from baton.models.images.encoder_input import EncoderInput, TensorData
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from baton.models.encoder_input import TensorData
-from baton.models.image_format import ImageFormat
-from baton.models.image_format_codec import decode_image_format
+from baton.models.images.encoder_input import TensorData
+from baton.models.images.image_format import ImageFormat
+from baton.models.images.image_format_codec import decode_image_format
 
 LENGTH_BYTES: Final = 8
 

@@ -20,11 +20,11 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from baton.errors import BatonError
-from baton.models.encoder_input import TensorData
-from baton.models.image_format import ImageFormat
-from baton.models.images import read_image_format, read_image_processor
-from baton.models.pixtral_images import text_tokens
-from baton.models.rgb_images import rgb, scale_transparent_colour
+from baton.models.images.encoder_input import TensorData
+from baton.models.images.families import read_image_format, read_image_processor
+from baton.models.images.image_format import ImageFormat
+from baton.models.images.pixtral import text_tokens
+from baton.models.images.rgb import rgb, scale_transparent_colour
 from baton_router.text.images.image_messages import (
     LENGTH_BYTES,
     Done,

@@ -9,8 +9,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from baton.errors import InvalidArgumentError
-from baton.models.encoder_input import EncoderInput, TensorData, content_hash
-from baton.models.image_format import ImageFormat
+from baton.models.images.encoder_input import EncoderInput, TensorData, content_hash
+from baton.models.images.image_format import ImageFormat
 from baton_router.call.generate_call import GivenClip, GivenImage
 from baton_router.text.images.expansion import ReadImage
 from baton_router.text.images.image_fetch import AllowedHosts, ImageFetcher

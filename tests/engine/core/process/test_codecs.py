@@ -27,10 +27,10 @@ from baton.engine.scheduler.scheduler_stats import SchedulerStats
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
 from baton.engine.scheduler.sequences.config import Preemption
 from baton.errors import BatonError, InvalidArgumentError, OverloadedError
-from baton.models.encoder_input import EncoderInput, TensorData
-from baton.models.image_format import ImageFormat
-from baton.models.image_format_codec import decode_image_format
-from baton.models.images import IMAGE_FORMATS
+from baton.models.images.encoder_input import EncoderInput, TensorData
+from baton.models.images.families import IMAGE_FORMATS
+from baton.models.images.image_format import ImageFormat
+from baton.models.images.image_format_codec import decode_image_format
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
 
 COUNTS = st.integers(0, 2**40)

@@ -12,7 +12,7 @@ from baton.errors import (
     FailedPreconditionError,
     OverloadedError,
 )
-from baton.models.encoder_input import EncoderInput
+from baton.models.images.encoder_input import EncoderInput
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Tenant

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from baton.models.encoder_input import TensorData
+from baton.models.images.encoder_input import TensorData
 from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
 from baton_router.call.generate_call import GivenClip, GivenImage

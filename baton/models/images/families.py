@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from baton.errors import UnsupportedModelError
-from baton.models.fixed_images import FixedImages, GemmaImages, fixed, gemma
-from baton.models.image_format import ImageFormat
-from baton.models.patched_images import PatchedImages, patched
-from baton.models.pixtral_images import TOWER, PixtralImages, pixtral
-from baton.models.tiled_images import TiledImages, tiled
+from baton.models.images.fixed import FixedImages, GemmaImages, fixed, gemma
+from baton.models.images.image_format import ImageFormat
+from baton.models.images.patched import PatchedImages, patched
+from baton.models.images.pixtral import TOWER, PixtralImages, pixtral
+from baton.models.images.tiled import TiledImages, tiled
 
 VISION_TOWERS: Final[Mapping[str, tuple[str, ...]]] = {
     "llava": ("clip_vision_model", "siglip_vision_model", TOWER),

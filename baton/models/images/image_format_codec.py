@@ -4,8 +4,8 @@ from typing import Any, Final
 
 import msgspec
 
-from baton.models.image_format import ImageFormat
-from baton.models.images import IMAGE_FORMATS
+from baton.models.images.families import IMAGE_FORMATS
+from baton.models.images.image_format import ImageFormat
 
 _BY_KIND: Final = {each.__name__: each for each in IMAGE_FORMATS}
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from baton.models.encoder_input import TensorData
+from baton.models.images.encoder_input import TensorData
 
 
 class ImageFormat(ABC):

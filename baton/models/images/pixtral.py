@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from baton.errors import InvalidArgumentError, UnsupportedModelError
-from baton.models.encoder_input import TensorData
-from baton.models.image_format import ImageFormat
-from baton.models.image_tensors import PIXEL_VALUES, blank_pixels, check_tensors
+from baton.models.images.encoder_input import TensorData
+from baton.models.images.image_format import ImageFormat
+from baton.models.images.image_tensors import PIXEL_VALUES, blank_pixels, check_tensors
 
 TOWER: Final = "pixtral"
 IMAGE_SIZES: Final = "image_sizes"

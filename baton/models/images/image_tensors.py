@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from baton.errors import InvalidArgumentError
-from baton.models.encoder_input import TensorData
+from baton.models.images.encoder_input import TensorData
 
 PIXEL_VALUES: Final = "pixel_values"
 """Name under which processors return the pixels of an image."""

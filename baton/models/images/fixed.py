@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from baton.models.encoder_input import TensorData
-from baton.models.image_format import ImageFormat
-from baton.models.image_tensors import PIXEL_VALUES, blank_pixels, check_tensors
+from baton.models.images.encoder_input import TensorData
+from baton.models.images.image_format import ImageFormat
+from baton.models.images.image_tensors import PIXEL_VALUES, blank_pixels, check_tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from baton.errors import InvalidArgumentError, UnsupportedModelError
-from baton.models.encoder_input import TensorData
-from baton.models.image_format import ImageFormat
-from baton.models.image_tensors import PIXEL_VALUES, blank_pixels, check_tensors
+from baton.models.images.encoder_input import TensorData
+from baton.models.images.image_format import ImageFormat
+from baton.models.images.image_tensors import PIXEL_VALUES, blank_pixels, check_tensors
 
 MAX_TILES: Final = 13
 """Most tiles of an image, as InternVL was trained: 12, and one of the whole image. Configurations

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from baton.errors import InvalidArgumentError
-from baton.models.encoder_input import TensorData
-from baton.models.image_format import ImageFormat
-from baton.models.image_tensors import PIXEL_VALUES, blank_pixels, check_tensors
+from baton.models.images.encoder_input import TensorData
+from baton.models.images.image_format import ImageFormat
+from baton.models.images.image_tensors import PIXEL_VALUES, blank_pixels, check_tensors
 
 IMAGE_GRID: Final = "image_grid_thw"
 """Name under which processors return the patches of an image in time, height and width."""
