@@ -16,15 +16,15 @@ from bench.workload import save_model
 STAND_IN = """
 from types import SimpleNamespace
 
-from baton.engine import LLM, EngineConfig
+from baton import engine
 from baton.sampling import SamplingParams
 
 
 class LLM:
     def __init__(self, folder, *, dtype, enable_prefix_caching):
         print("a line of log on standard output")
-        config = EngineConfig(device="cpu", dtype=dtype, prefix_caching=enable_prefix_caching)
-        self._engine = LLM.from_pretrained(folder, config)
+        config = engine.EngineConfig(device="cpu", dtype=dtype, prefix_caching=enable_prefix_caching)
+        self._engine = engine.LLM.from_pretrained(folder, config)
 
     def generate(self, inputs, params, *, use_tqdm):
         print("another one")
