@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from tests.support.engine.deferred_stream import DeferredStream
+
 _TIMEOUT = 20.0
 
 
@@ -41,8 +43,10 @@ def held_after(num_free: int) -> Iterator[HeldSteps]:
     its end."""
     steps = HeldSteps(num_free)
     hook = register_module_forward_pre_hook(steps.before)
+    DeferredStream.is_early = False
     try:
         yield steps
     finally:
+        DeferredStream.is_early = True
         steps.let_go()
         hook.remove()
