@@ -23,7 +23,8 @@ from baton.sampling import SamplingParams
 class LLM:
     def __init__(self, folder, *, dtype, enable_prefix_caching):
         print("a line of log on standard output")
-        config = engine.EngineConfig(device="cpu", dtype=dtype, prefix_caching=enable_prefix_caching)
+        is_caching = enable_prefix_caching
+        config = engine.EngineConfig(device="cpu", dtype=dtype, prefix_caching=is_caching)
         self._engine = engine.LLM.from_pretrained(folder, config)
 
     def generate(self, inputs, params, *, use_tqdm):
