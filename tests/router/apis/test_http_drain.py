@@ -1,10 +1,12 @@
 """Kept connections of the HTTP front while it drains, by real sockets."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
+import pytest
 from starlette.types import Receive, Scope, Send
 
 from baton_router.apis.edge.server import HttpServer
@@ -80,6 +82,26 @@ async def test_kept_connection_serves_one_more_request_in_drain():
         assert await client.closes_after()  # by a new connection
         assert not draining.done()
         await draining
+
+
+@pytest.mark.parametrize("num_turns", range(6))
+async def test_connection_made_as_drain_begins_is_not_kept(num_turns):
+    """Some turns of the event loop are between its acceptance and its first data."""
+    app = App()
+    server = HttpServer(app, "127.0.0.1")
+    port = await server.start(0)
+    await asyncio.sleep(0.1)
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.setblocking(False)
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        await server.begin_drain()
+        reader, writer = await asyncio.open_connection(sock=client.dup())
+        writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5.0)
+        writer.close()
+    await server.stop()
+    assert b"\r\nconnection: close\r\n" in head
 
 
 async def test_quiet_connections_end_notice_of_drain():

@@ -12,7 +12,7 @@ gets 503 with retry-after.
 import asyncio
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httptools
@@ -52,9 +52,14 @@ class Connection(HttpToolsProtocol):
     """
 
     def __init__(
-        self, *args: Any, limits: ConnectionLimits, is_kept: bool = True, **kwargs: Any
+        self,
+        *args: Any,
+        limits: ConnectionLimits,
+        is_kept: Callable[[], bool] = lambda: True,
+        **kwargs: Any,
     ) -> None:
-        """`is_kept`: stays open after an answer; else each answer has `Connection: close`."""
+        """`is_kept`: asked at each request, whether the connection stays open after the answer,
+        which else has `Connection: close`."""
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._is_kept = is_kept
@@ -82,11 +87,10 @@ class Connection(HttpToolsProtocol):
         return 0.0 if self.is_busy else self.loop.time() - self._last_active_at
 
     def keep_no_longer(self) -> None:
-        """Closes after the next answer that begins, which has `Connection: close`.
+        """Closes after the answer under way, which has `Connection: close`.
 
         An answer that has begun without that header leaves the client free to send another request.
         """
-        self._is_kept = False
         if self.is_busy and not self.cycle.response_started:
             self.cycle.keep_alive = False
 
@@ -144,7 +148,7 @@ class Connection(HttpToolsProtocol):
             raise _RefusedHeadError(_invalid(problem))
         if not self.parser.should_upgrade():
             super().on_headers_complete()
-            self.cycle.keep_alive &= self._is_kept
+            self.cycle.keep_alive &= self._is_kept()
             self._has_head = True
 
     def on_message_complete(self) -> None:

@@ -92,7 +92,8 @@ class _Uvicorn(uvicorn.Server):
             server_state=self.server_state,
             app_state={},
             limits=self._limits,
-            is_kept=self._keeps_connections,
+            # Not now: an accepted connection is not among those that are open yet.
+            is_kept=lambda: self._keeps_connections,
         )
 
 
