@@ -466,7 +466,7 @@ WHAT_IS_WRONG |= {
     ),
     "a bias on no token": (
         (1,), SamplingParams(logit_bias=((3, 1.0), (VOCAB_SIZE, 1.0))), 1, InvalidArgumentError,
-        r"sampling\.logit_bias\[1\]: is 512",
+        r"sampling\.logit_bias: has the token ids 512",
     ),
     "a ban of no token": (
         (1,), SamplingParams(bad_token_ids=((3,), (1, VOCAB_SIZE))), 1, InvalidArgumentError,
