@@ -212,6 +212,13 @@ async def test_langchain_reads_structured_output(served):
 
 @pytest.mark.nightly
 @in_hermes
+async def test_litellm_knows_that_a_prompt_is_too_long(served):
+    expected = dict.fromkeys(("openai", "anthropic"), "ContextWindowExceededError")
+    assert await said(served, "litellm", "overlong") == expected
+
+
+@pytest.mark.nightly
+@in_hermes
 async def test_lm_eval_scores_likelihoods_and_text(served):
     scores = await said(served, "lm_eval", "text", served.model)
     assert scores["accuracy"] == 1.0

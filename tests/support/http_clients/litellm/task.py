@@ -28,6 +28,7 @@ TOOLS = [
 
 class Task:
     def __init__(self, address: str, model: str) -> None:
+        self._address, self._model = address, model
         self.options: Any = {
             "model": f"openai/{model}",
             "api_base": f"{address}/v1",
@@ -44,6 +45,18 @@ class Task:
             "whole": whole.choices[0].message.content,
             "streamed": "".join(chunk.choices[0].delta.content or "" for chunk in chunks),
         }
+
+    def overlong(self) -> Any:
+        """Errors of both providers about a prompt that is longer than the model."""
+        messages = [{"role": "user", "content": "word " * 20_000}]
+        told = {}
+        for provider, base in (("openai", f"{self._address}/v1"), ("anthropic", self._address)):
+            options = {**self.options, "model": f"{provider}/{self._model}", "api_base": base}
+            try:
+                litellm.completion(messages=messages, max_tokens=5, **options)
+            except Exception as error:
+                told[provider] = type(error).__name__
+        return told
 
     def tools(self) -> Any:
         return self._loop(lambda messages: self._ask(messages))
