@@ -69,6 +69,7 @@ class EndpointPickerServer:
         self.server.add(
             external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server, self.service
         )
+        self.server.on_drain(self.server.release_connections)
 
     async def start(self) -> int:
         """Listens, probes the endpoints once and becomes ready; returns the port."""

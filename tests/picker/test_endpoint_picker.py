@@ -3,10 +3,11 @@
 import asyncio
 import json
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 
 import grpc
+import psutil
 import pytest
 
 from baton.envoy import external_processor_pb2 as pb
@@ -354,6 +355,30 @@ async def test_picker_picks_by_every_placement_policy(servers, policy):
         picked = [await picked_for(stub, LONG, servers) for _ in range(4)]
         assert set(picked) <= set(servers)
         assert policy != "round-robin" or set(Counter(picked).values()) == {2}
+
+
+async def test_draining_picker_moves_gateways_to_other_connections(servers):
+    """A gateway keeps one connection for all its requests; one under way ends on it."""
+
+    def connections(port):
+        ours = psutil.Process().net_connections("tcp")
+        return {c.laddr for c in ours if c.raddr and c.raddr.port == port}
+
+    async with picking() as (running, stub):
+        late = stub.Process()
+        await late.write(request_headers(servers))
+        await picked_for(stub, LONG, servers)
+        port = running.server.port
+        (first,) = connections(port)
+        running.server.begin_drain()
+        async with asyncio.timeout(5.0):
+            while not connections(port) - {first}:
+                with suppress(grpc.aio.AioRpcError):  # CANCELLED, if it was on its way just then
+                    await picked_for(stub, LONG, servers)
+        assert await picked_for(stub, LONG, servers) in servers
+        await late.write(request_body(completion(LONG)))
+        assert destination(await late.read()) in servers
+        late.cancel()
 
 
 async def test_picker_metrics_are_exactly_the_documented_ones(servers):
