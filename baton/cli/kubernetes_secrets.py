@@ -1,16 +1,30 @@
 """Secrets of Kubernetes with the certificates of `baton certs`, for a release of the chart."""
 
 import json
+import re
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
+from baton.errors import InvalidArgumentError
 from baton.serving.grpc.access import Role
 
+# A label of RFC 1123.
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 # As the chart cuts names.
 _MAX_NAME, _MAX_RELEASE, _CHART = 40, 34, "baton"
 _OF_CHART: tuple[Role, ...] = ("router", "encode", "prefill", "decode")
 _ROLES: tuple[Role, ...] = (*_OF_CHART, "worker", "client", "admin")
+
+
+def check_names(namespace: str, release: str) -> None:
+    """Raises `InvalidArgumentError` for names that Kubernetes or Helm refuse."""
+    for option, name, most in (("--secrets", namespace, 63), ("--release", release, 53)):
+        if not _LABEL.fullmatch(name) or len(name) > most:
+            raise InvalidArgumentError(
+                option,
+                f"is {name!r}; expected lower case letters, digits and hyphens, at most {most}",
+            )
 
 
 def service_hosts(namespace: str, release: str) -> list[str]:

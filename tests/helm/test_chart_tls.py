@@ -108,6 +108,20 @@ def test_baton_certs_makes_the_secrets_of_a_release(release, tmp_path):
     assert wanted == certificate_in(secrets[names["router"]], tmp_path).names
 
 
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["--secrets", "Bad NS"], "--secrets: is 'Bad NS'"),
+        (["--secrets", "llm", "--release", "-x"], "--release: is '-x'"),
+        (["--secrets", "llm", "--release", "a" * 54], "at most 53"),
+    ],
+)
+def test_baton_certs_refuses_names_before_it_writes(names, problem, tmp_path):
+    made = CliRunner().invoke(app, ["certs", str(tmp_path / "made"), *names])
+    assert (made.exit_code, problem in made.stderr) == (1, True), made.stderr
+    assert not (tmp_path / "made").exists()
+
+
 def certificate_in(secret, folder):
     """Reads the certificate of a secret as the process does that mounts it."""
     mounted = folder / secret["metadata"]["name"]

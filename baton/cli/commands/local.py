@@ -290,6 +290,7 @@ def certs(
 
     hosts = host or []
     if secrets:
+        kubernetes_secrets.check_names(secrets, release)
         hosts = [*hosts, *kubernetes_secrets.service_hosts(secrets, release)]
     made = impl.make(folder, hosts, tenant or [], days)
     if secrets:
