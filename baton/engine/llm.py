@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -245,7 +246,8 @@ class LLM:
             self.core.scheduler.end_sequence(request.request_id, index)
 
         backend, params = self.tokenizer.backend_tokenizer, request.params
-        return StoppedTexts(backend, request.token_ids, self._ends(params), params.stop, end)
+        text = partial(StoppedText, backend, request.token_ids, self._ends(params), params.stop)
+        return StoppedTexts(text, end)
 
     def _ends(self, params: SamplingParams) -> frozenset[int]:
         """Returns the tokens that end a sequence, which are no part of its text."""

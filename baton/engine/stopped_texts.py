@@ -1,7 +1,6 @@
 """Stop strings of offline batches: the texts of a request's sequences, up to the first of them."""
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 
 from tokenizers import Tokenizer
 
@@ -10,7 +9,10 @@ from baton.models.detokenizer import Detokenizer, StopStrings
 
 
 class StoppedText:
-    """Text of one sequence.
+    """Text of one sequence, which continues that of its prompt.
+
+    Args:
+        ends: tokens that are no part of it.
 
     Attributes:
         shown: the text before the stop string.
@@ -48,17 +50,10 @@ class StoppedText:
 class StoppedTexts(dict[int, StoppedText]):
     """Texts of a request with stop strings, by sequence index."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        prompt: Sequence[int],
-        ends: Collection[int],
-        stop: Sequence[str],
-        on_stop: Callable[[int], None],
-    ) -> None:
-        """The texts continue that of `prompt`, without the tokens of `ends`. `on_stop` is called
-        with a sequence's index once its text has a stop string."""
-        self._new = partial(StoppedText, tokenizer, prompt, ends, stop)
+    def __init__(self, new: Callable[[], StoppedText], on_stop: Callable[[int], None]) -> None:
+        """Takes `new`, which begins a text, and `on_stop`, which is called with a sequence's index
+        once its text has a stop string."""
+        self._new = new
         self._on_stop = on_stop
 
     def push(self, update: SequenceUpdate) -> None:

@@ -55,6 +55,14 @@ def listen(host: str, port: int, flag: str, backlog: int) -> socket.socket:
         raise cannot_listen(host, port, flag, error) from error
 
 
+def probe(host: str, port: int) -> None:
+    """Raises `OSError` if the address cannot be bound."""
+    family, address = socket_address(host, port)
+    with socket.socket(family, socket.SOCK_STREAM) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+
+
 def cannot_listen(host: str, port: int, flag: str, error: OSError) -> FailedPreconditionError:
     """Returns the error with its reason; for a port in use, with the `flag` to choose another."""
     if error.errno == errno.EADDRINUSE:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +22,7 @@ from baton.serving.grpc.channels import server_options
 from baton.serving.grpc.connection_guard import ConnectionGuard, ConnectionLimits
 from baton.serving.grpc.interceptors import ErrorInterceptor, InFlightInterceptor
 from baton.serving.grpc.large_messages import LargeMessages
-from baton.serving.listening import WILDCARDS, cannot_listen, host_and_port, socket_address
+from baton.serving.listening import WILDCARDS, cannot_listen, host_and_port, probe
 from baton.serving.settings import ServingSettings
 from baton.serving.telemetry.propagation import trace_interceptors
 
@@ -372,9 +371,6 @@ def _configuration(pem: Pem) -> "grpc.ServerCertificateConfiguration":
 def _check_bindable(host: str, port: int, flag: str) -> None:
     """Raises `FailedPreconditionError` with the reason if the address cannot be bound."""
     try:
-        family, address = socket_address(host, port)
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+        probe(host, port)
     except OSError as error:
         raise cannot_listen(host, port, flag, error) from error

@@ -4,7 +4,6 @@ import importlib
 import os
 import platform
 import resource
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -17,7 +16,7 @@ from baton.cli.options.common import DEFAULT_ADMIN_ADDRESS
 from baton.engine.executor.memory.machine_memory import allowed_memory, machine_memory
 from baton.errors import FailedPreconditionError
 from baton.installation import NAME, install_command
-from baton.serving.listening import socket_address
+from baton.serving.listening import probe
 from baton.serving.optional_dependencies import check_extra
 from baton.worker.roles import modules
 
@@ -208,10 +207,7 @@ def port_check(host: str, port: int) -> Finding:
     """Checks that the port of `baton up` is free."""
     subject = f"port {port}"
     try:
-        family, address = socket_address(host, port)
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+        probe(host, port)
     except OSError as error:
         advice = f"if it is Baton, check it: `baton doctor --admin {DEFAULT_ADMIN_ADDRESS}`"
         return note(subject, f"cannot be bound: {error.strerror}", advice)

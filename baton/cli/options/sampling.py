@@ -287,7 +287,7 @@ def _json_text(value: str) -> str:
 
 def _content(option: str, file: Path) -> str:
     try:
-        return file.read_text()
+        return file.read_text("utf-8")
     except OSError as error:
         _refuse(option, str(file), f"a file that cannot be read: {error.strerror}")
     except UnicodeDecodeError:
