@@ -70,6 +70,8 @@ class WithoutNumbers(TorchFunctionMode):
             return args[0]
         if name in ("equal", "allclose"):
             return True
+        if name == "isfinite":
+            return torch.ones(args[0].shape, dtype=torch.bool)
         is_number = name == "std" and len(args) == 1  # and the whole tensor's
         if name in _READS or is_number or (name == "to" and "cpu" in map(str, args[1:])):
             args = tuple(map(_zeros, args))
