@@ -11,7 +11,7 @@ Independent of models, tokenizers and protobuf. The names of fields in errors ar
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from enum import Enum
 from functools import wraps
 from typing import Any, Final, NoReturn, Protocol, TypeVar
@@ -96,6 +96,34 @@ class Grammar:
         _check_text(f"grammar.{self.kind.value}", self.text, MAX_GRAMMAR_BYTES)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """Values of the sampling parameters that a request leaves unset; None: there is none."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    def over(self, others: "SamplingDefaults") -> "SamplingDefaults":
+        """Returns the values with those of `others` in place of None."""
+        return replace(others, **self.given)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Values by name, without None."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+NO_DEFAULTS = SamplingDefaults()
+NOTHING_CHANGED = SamplingDefaults(
+    temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0
+)
+"""Values under which the most likely token is chosen, of the model's own distribution."""
+_DEFAULTED: Final = tuple(each.name for each in fields(SamplingDefaults))
+
+
 @_checked_when_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -109,7 +137,8 @@ class SamplingParams:
         max_tokens: tokens to generate at most per sequence, at least 1.
         min_tokens: until so many are generated, the end-of-sequence tokens and `stop_token_ids`
             are not chosen; in [0, max_tokens].
-        temperature: 0 is greedy; in [0, 100].
+        temperature: 0 is greedy; in [0, 100]. This and the next three and `repetition_penalty` are
+            the model's own default if None, of its `generation_config.json`, or off without one.
         top_k: only the k most likely tokens are considered; 0 means all.
         top_p: only the most likely tokens whose probabilities sum to this; in (0, 1].
         min_p: only tokens at least this times as likely as the most likely one; in [0, 1].
@@ -145,17 +174,17 @@ class SamplingParams:
 
     max_tokens: int = DEFAULT_MAX_TOKENS
     min_tokens: int = 0
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
     seed: int | None = None
     n: int = 1
     best_of: int | None = None
     beam_width: int = 0
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -193,12 +222,32 @@ class SamplingParams:
             _refuse("top_logprobs", self.top_logprobs, "0 where sampling.logprobs is false")
         if self.beam_width:
             _check_beams(self)
-        else:
-            _check_samples(self)
+        elif (best_of := self.num_sequences) < self.n:
+            _refuse("best_of", best_of, f"at least sampling.n = {self.n}")
+        if self.temperature is not None:
+            self.check_several()
+
+    def check_several(self) -> None:
+        """Raises `InvalidArgumentError` for several samples that would all be greedy."""
+        if self.num_sequences > 1 and self.is_greedy and not self.beam_width:
+            name, value = ("n", self.n) if self.n > 1 else ("best_of", self.num_sequences)
+            bound = "1 where sampling.temperature is 0: the sequences would be the same"
+            _refuse(name, value, bound)
+
+    def with_defaults(self, defaults: SamplingDefaults) -> "SamplingParams":
+        """Returns the parameters with the values of `defaults`, else those of `NOTHING_CHANGED`, in
+        place of None. Of a beam search the repetition penalty alone is taken, since it chooses by
+        score. Raises `InvalidArgumentError` for several samples that would all be greedy."""
+        own = SamplingDefaults(**{name: getattr(self, name) for name in _DEFAULTED})
+        if None not in astuple(own):
+            return self
+        if self.beam_width:
+            defaults = SamplingDefaults(repetition_penalty=defaults.repetition_penalty)
+        return replace(self, **asdict(own.over(defaults).over(NOTHING_CHANGED)))
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        return not self.temperature
 
     @property
     def num_sequences(self) -> int:
@@ -334,10 +383,10 @@ def _check_beams(params: SamplingParams) -> None:
     if params.n > params.beam_width:
         _refuse("n", params.n, f"at most sampling.beam_width = {params.beam_width}")
     contradictions = {
-        "temperature": params.temperature > 0.0,
-        "top_k": params.top_k > 0,
-        "top_p": params.top_p < 1.0,
-        "min_p": params.min_p > 0.0,
+        "temperature": bool(params.temperature),
+        "top_k": bool(params.top_k),
+        "top_p": params.top_p not in (None, 1.0),
+        "min_p": bool(params.min_p),
         "best_of": params.best_of is not None,
         "stop": bool(params.stop),
         "top_logprobs": params.top_logprobs > 0,
@@ -347,15 +396,6 @@ def _check_beams(params: SamplingParams) -> None:
     for name, contradicts in contradictions.items():
         if contradicts:
             _refuse("beam_width", params.beam_width, f"0 (off) where sampling.{name} is set")
-
-
-def _check_samples(params: SamplingParams) -> None:
-    best_of = params.n if params.best_of is None else params.best_of
-    if best_of < params.n:
-        _refuse("best_of", best_of, f"at least sampling.n = {params.n}")
-    if best_of > 1 and params.is_greedy:
-        name, value = ("n", params.n) if params.n > 1 else ("best_of", best_of)
-        _refuse(name, value, "1 where sampling.temperature is 0: the sequences would be the same")
 
 
 def _check_logit_bias(logit_bias: tuple[tuple[int, float], ...]) -> None:

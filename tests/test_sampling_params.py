@@ -137,9 +137,12 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"n": 3, "best_of": 2, "temperature": 1.0},
         "best_of: is 2; must be at least sampling.n = 3",
     ),
-    "several equal ones": ({"n": 2}, f"n: is 2; {ALIKE}"),
-    "several equal ones, one returned": ({"best_of": 2}, f"best_of: is 2; {ALIKE}"),
-    "several equal ones of more": ({"n": 2, "best_of": 3}, f"n: is 2; {ALIKE}"),
+    "several equal ones": ({"n": 2, "temperature": 0.0}, f"n: is 2; {ALIKE}"),
+    "several equal ones, one returned": (
+        {"best_of": 2, "temperature": 0.0},
+        f"best_of: is 2; {ALIKE}",
+    ),
+    "several equal ones of more": ({"n": 2, "best_of": 3, "temperature": 0.0}, f"n: is 2; {ALIKE}"),
     "a minimum above the maximum": (
         {"min_tokens": 5, "max_tokens": 4},
         "min_tokens: is 5; must be in [0, max_tokens = 4]",

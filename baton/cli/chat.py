@@ -28,7 +28,10 @@ from baton.client.client import (
 )
 from baton.errors import BatonError, FailedPreconditionError, InvalidArgumentError
 from baton.models import DEFAULT_MODEL, INTRODUCTION
-from baton.sampling import GrammarKind, SamplingParams
+from baton.sampling import GrammarKind, SamplingDefaults, SamplingParams
+
+# Of a model that advises nothing.
+_OF_CHAT = SamplingDefaults(temperature=0.7, top_p=0.95)
 
 
 def read_tools(path: Path) -> list[Tool]:
@@ -227,6 +230,7 @@ def run(
     served = client.get_model(model)
     if not served.has_chat_template:
         raise FailedPreconditionError(f"{served.name} has no chat template; use `baton generate`")
+    params = params.with_defaults(served.sampling_defaults.over(_OF_CHAT))
     conversation = Conversation(client, params, system, priority, tools, images, model)
     if sys.stdin.isatty():
         _talk(conversation, served.name)

@@ -50,7 +50,7 @@ from baton.client.types import (
     WorkerMemory,
 )
 from baton.errors import InvalidArgumentError
-from baton.rpc.params import params_to_message
+from baton.rpc.params import defaults_of, params_to_message
 from baton.rpc.roles import role_to_message
 from baton.sampling import SamplingParams
 from baton.v1 import admin_pb2 as admin
@@ -367,6 +367,7 @@ def model_of(message: pb.GetModelResponse) -> Model:
         message,
         eos_token_ids=tuple(message.eos_token_ids),
         pooled_output=_pooled_output(message.pooled_output),
+        sampling_defaults=defaults_of(message.sampling_defaults),
     )
 
 

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+from baton.sampling import NO_DEFAULTS, SamplingDefaults
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
@@ -433,6 +435,7 @@ class Model:
     has_workers: bool = False
     pooled_output: str = ""
     takes_images: bool = False
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
 
 
 @dataclass(frozen=True, slots=True)

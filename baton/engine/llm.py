@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,8 +25,9 @@ from baton.engine.scheduler.plan import Float32Array, TokenLogprobs
 from baton.engine.stopped_texts import StoppedText, StoppedTexts
 from baton.errors import FailedPreconditionError, InvalidArgumentError, OverloadedError
 from baton.models.detokenizer import text_after
+from baton.models.generation_config import sampling_defaults
 from baton.models.pooling import why_not
-from baton.sampling import SamplingParams, with_banned_tokens
+from baton.sampling import SamplingDefaults, SamplingParams, with_banned_tokens
 
 if TYPE_CHECKING:
     from baton.engine.executor.vision.prompt_processor import PromptProcessor
@@ -130,9 +132,9 @@ class LLM:
 
         Args:
             prompts: texts, lists of token ids, or prompts with images (`prompt_with_images`).
-            params: one for all prompts, or one each. None: greedy, 16 tokens. With `stop` a
-                sequence's text ends before the first stop string, its tokens with the one that
-                completes it.
+            params: one for all prompts, or one each; what they leave unset is taken of
+                `sampling_defaults`. None: 16 tokens. With `stop` a sequence's text ends before the
+                first stop string, its tokens with the one that completes it.
         """
         every = [
             with_banned_tokens(one, self._encode_word) for one in self._params_for(prompts, params)
@@ -208,12 +210,13 @@ class LLM:
         params: SamplingParams | SequenceOf[SamplingParams] | None,
     ) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
-            return [params or SamplingParams()] * len(prompts)
+            given = (params or SamplingParams()).with_defaults(self.sampling_defaults)
+            return [given] * len(prompts)
         if len(params) != len(prompts):
             raise InvalidArgumentError(
                 "params", f"has {len(params)} entries for {len(prompts)} prompts"
             )
-        return list(params)
+        return [each.with_defaults(self.sampling_defaults) for each in params]
 
     def prompt_with_images(self, text: str, images: SequenceOf[Any]) -> MultimodalPrompt:
         """Returns a prompt made by the checkpoint's tokenizer and image processor.
@@ -260,6 +263,11 @@ class LLM:
 
     def _encode(self, prompt: str | SequenceOf[int]) -> SequenceOf[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+
+    @cached_property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """Sampling parameters that the checkpoint advises."""
+        return sampling_defaults(Path(self.core.path))
 
     @property
     def tokenizer(self) -> Any:

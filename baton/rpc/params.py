@@ -4,12 +4,15 @@ Lossless. `SamplingParams` itself checks its bounds; only the bounds of the mess
 here.
 """
 
+from dataclasses import asdict
+
 from baton.errors import InvalidArgumentError
 from baton.sampling import (
     DEFAULT_MAX_TOKENS,
     EarlyStopping,
     Grammar,
     GrammarKind,
+    SamplingDefaults,
     SamplingParams,
 )
 from baton.v1 import sampling_pb2 as pb
@@ -28,8 +31,8 @@ _EARLY_STOPPING_OF = {
 
 
 def params_to_message(params: SamplingParams) -> pb.SamplingParams:
-    """Returns the message with every field set, so that no default of the other side applies but
-    a seed.
+    """Returns the message with every field set that is not None, so that no default of the other
+    side applies but a seed, and the model's for what the parameters leave to it.
 
     Raises `InvalidArgumentError` for a number the message cannot hold. A `top_k` beyond 32 bits
     means all tokens of any vocabulary, and is sent as the largest.
@@ -38,7 +41,7 @@ def params_to_message(params: SamplingParams) -> pb.SamplingParams:
         max_tokens=_uint32("max_tokens", params.max_tokens),
         min_tokens=params.min_tokens,
         temperature=params.temperature,
-        top_k=min(params.top_k, _MAX_UINT32),
+        top_k=None if params.top_k is None else min(params.top_k, _MAX_UINT32),
         top_p=params.top_p,
         min_p=params.min_p,
         seed=params.seed,
@@ -79,10 +82,10 @@ def params_of(message: pb.SamplingParams, *, default_seed: int) -> SamplingParam
     return SamplingParams(
         max_tokens=message.max_tokens if message.HasField("max_tokens") else DEFAULT_MAX_TOKENS,
         min_tokens=message.min_tokens,
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p if message.HasField("top_p") else 1.0,
-        min_p=message.min_p,
+        temperature=message.temperature if message.HasField("temperature") else None,
+        top_k=message.top_k if message.HasField("top_k") else None,
+        top_p=message.top_p if message.HasField("top_p") else None,
+        min_p=message.min_p if message.HasField("min_p") else None,
         seed=message.seed if message.HasField("seed") else default_seed,
         n=message.n if message.HasField("n") else 1,
         best_of=message.best_of if message.HasField("best_of") else None,
@@ -90,7 +93,7 @@ def params_of(message: pb.SamplingParams, *, default_seed: int) -> SamplingParam
         length_penalty=message.length_penalty if message.HasField("length_penalty") else 1.0,
         early_stopping=_early_stopping_of(message.early_stopping),
         repetition_penalty=(
-            message.repetition_penalty if message.HasField("repetition_penalty") else 1.0
+            message.repetition_penalty if message.HasField("repetition_penalty") else None
         ),
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
@@ -106,6 +109,16 @@ def params_of(message: pb.SamplingParams, *, default_seed: int) -> SamplingParam
         grammar=_grammar_of(message.grammar) if message.HasField("grammar") else None,
         speculate=message.speculate if message.HasField("speculate") else None,
     )
+
+
+def defaults_to_message(defaults: SamplingDefaults) -> pb.SamplingDefaults:
+    """Returns the message; what is None is unset."""
+    return pb.SamplingDefaults(**asdict(defaults))
+
+
+def defaults_of(message: pb.SamplingDefaults) -> SamplingDefaults:
+    """Returns the values; what is unset is None."""
+    return SamplingDefaults(**{field.name: value for field, value in message.ListFields()})
 
 
 def _grammar_to_message(grammar: Grammar | None) -> pb.Grammar | None:

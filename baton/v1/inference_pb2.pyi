@@ -1678,6 +1678,7 @@ class GetModelResponse(_message.Message):
     HAS_WORKERS_FIELD_NUMBER: _builtins.int
     POOLED_OUTPUT_FIELD_NUMBER: _builtins.int
     TAKES_IMAGES_FIELD_NUMBER: _builtins.int
+    SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name for `GenerateRequest.model`."""
     architecture: _builtins.str
@@ -1702,6 +1703,10 @@ class GetModelResponse(_message.Message):
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids of the end-of-sequence tokens, at which generation ends."""
 
+    @_builtins.property
+    def sampling_defaults(self) -> _sampling_pb2.SamplingDefaults:
+        """Sampling parameters of requests that name none, as the checkpoint advises."""
+
     def __init__(
         self,
         *,
@@ -1715,10 +1720,11 @@ class GetModelResponse(_message.Message):
         has_workers: _builtins.bool = ...,
         pooled_output: Global___PooledOutput.ValueType = ...,
         takes_images: _builtins.bool = ...,
+        sampling_defaults: _sampling_pb2.SamplingDefaults | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling_defaults", b"sampling_defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "has_chat_template", b"has_chat_template", "has_workers", b"has_workers", "max_model_len", b"max_model_len", "name", b"name", "pooled_output", b"pooled_output", "takes_images", b"takes_images", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "has_chat_template", b"has_chat_template", "has_workers", b"has_workers", "max_model_len", b"max_model_len", "name", b"name", "pooled_output", b"pooled_output", "sampling_defaults", b"sampling_defaults", "takes_images", b"takes_images", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -93,13 +93,19 @@ class SamplingParams(_message.Message):
     can be chosen. At most `max_tokens`.
     """
     temperature: _builtins.float
-    """Randomness of the choice, in [0, 100]; 0 is greedy: the most likely token. Unset: 0."""
+    """Randomness of the choice, in [0, 100]; 0 is greedy: the most likely token. Unset: the model's
+    default (`GetModelResponse.sampling_defaults`), else 0.
+    """
     top_k: _builtins.int
-    """Number of most likely tokens to consider. 0 or unset: all."""
+    """Number of most likely tokens to consider; 0: all. Unset: the model's default, else 0."""
     top_p: _builtins.float
-    """Cumulative probability of the most likely tokens to consider, in (0, 1]. Unset: 1."""
+    """Cumulative probability of the most likely tokens to consider, in (0, 1]. Unset: the model's
+    default, else 1.
+    """
     min_p: _builtins.float
-    """Minimum probability of tokens to consider, relative to that of the most likely one, in [0, 1]."""
+    """Minimum probability of tokens to consider, relative to that of the most likely one, in [0, 1].
+    Unset: the model's default, else 0.
+    """
     seed: _builtins.int
     """Seed. The random numbers of token i of sequence s are a function of (seed, s, i) alone, so the
     same seed gives the same tokens in any batch, on any worker. Unset: drawn by the router.
@@ -126,7 +132,7 @@ class SamplingParams(_message.Message):
     """Stopping rule of a beam search. For beam search only."""
     repetition_penalty: _builtins.float
     """Divisor of the positive and factor of the negative logits of tokens that prompt or output
-    contain. In (0, 10]. Unset: 1, no penalty.
+    contain. In (0, 10]; 1: no penalty. Unset: the model's default, else 1.
     """
     presence_penalty: _builtins.float
     """Penalty subtracted once from the logits of tokens that the output contains. In [-2, 2]."""
@@ -187,7 +193,7 @@ class SamplingParams(_message.Message):
         temperature: _builtins.float | None = ...,
         top_k: _builtins.int | None = ...,
         top_p: _builtins.float | None = ...,
-        min_p: _builtins.float = ...,
+        min_p: _builtins.float | None = ...,
         seed: _builtins.int | None = ...,
         n: _builtins.int | None = ...,
         best_of: _builtins.int | None = ...,
@@ -209,9 +215,9 @@ class SamplingParams(_message.Message):
         grammar: Global___Grammar | None = ...,
         speculate: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_length_penalty", b"_length_penalty", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_speculate", b"_speculate", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "best_of", b"best_of", "grammar", b"grammar", "length_penalty", b"length_penalty", "max_tokens", b"max_tokens", "n", b"n", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "speculate", b"speculate", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_length_penalty", b"_length_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_speculate", b"_speculate", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "best_of", b"best_of", "grammar", b"grammar", "length_penalty", b"length_penalty", "max_tokens", b"max_tokens", "min_p", b"min_p", "n", b"n", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "speculate", b"speculate", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_length_penalty", b"_length_penalty", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_speculate", b"_speculate", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "bad_token_ids", b"bad_token_ids", "bad_words", b"bad_words", "beam_width", b"beam_width", "best_of", b"best_of", "early_stopping", b"early_stopping", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "length_penalty", b"length_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "speculate", b"speculate", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_of", b"_best_of", "_length_penalty", b"_length_penalty", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_speculate", b"_speculate", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "bad_token_ids", b"bad_token_ids", "bad_words", b"bad_words", "beam_width", b"beam_width", "best_of", b"best_of", "early_stopping", b"early_stopping", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "length_penalty", b"length_penalty", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "min_tokens", b"min_tokens", "n", b"n", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "speculate", b"speculate", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_of: _TypeAlias = _typing.Literal["best_of"]  # noqa: Y015
     _WhichOneofArgType__best_of: _TypeAlias = _typing.Literal["_best_of", b"_best_of"]  # noqa: Y015
@@ -219,6 +225,8 @@ class SamplingParams(_message.Message):
     _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
+    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
@@ -242,6 +250,8 @@ class SamplingParams(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
@@ -259,6 +269,60 @@ class SamplingParams(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
+
+@_typing.final
+class SamplingDefaults(_message.Message):
+    """Values of sampling parameters that a request leaves unset, of the fields of the same names. Unset
+    ones have the defaults of those fields. A beam search takes `repetition_penalty` alone.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    temperature: _builtins.float
+    top_k: _builtins.int
+    top_p: _builtins.float
+    min_p: _builtins.float
+    repetition_penalty: _builtins.float
+    def __init__(
+        self,
+        *,
+        temperature: _builtins.float | None = ...,
+        top_k: _builtins.int | None = ...,
+        top_p: _builtins.float | None = ...,
+        min_p: _builtins.float | None = ...,
+        repetition_penalty: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
+    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
+    _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
+    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+
+Global___SamplingDefaults: _TypeAlias = SamplingDefaults  # noqa: Y015
 
 @_typing.final
 class LogitBias(_message.Message):

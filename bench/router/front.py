@@ -30,7 +30,7 @@ from baton.cli.local.ports import free_port
 from baton.cli.local.process import Process
 from baton.cluster.redis.embedded import EmbeddedRedis
 from baton.models import DEFAULT_MODEL, locate
-from baton.sampling import SamplingParams
+from baton.sampling import NO_DEFAULTS, SamplingParams
 from baton.v1 import decode_pb2, inference_pb2_grpc, sampling_pb2
 from baton.v1 import inference_pb2 as pb
 from baton_router.apis.answers.answer_writer import AnswerStart
@@ -142,7 +142,9 @@ def _parsing_micros() -> float:
         answer = Answer(Request("r", (1,), params, parsing=its_parsing), card, 0.0)
         reader = Reader(0, 1)
         shape = ChatShape(TokenBytes(card.tokenizer), is_parsed=is_parsed)
-        writer = ChoiceWriter(body, shape, AnswerStart("r", "m", [reader], is_parsed, None))
+        writer = ChoiceWriter(
+            body, shape, AnswerStart("r", "m", [reader], is_parsed, NO_DEFAULTS, None)
+        )
         began = time.thread_time()
         for message in messages:
             for event in answer.on_event(event_of(message)):

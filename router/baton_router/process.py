@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from baton.cluster.redis.round_trips import RoundTrips
 from baton.errors import FailedPreconditionError, UnsupportedModelError
 from baton.models import DESCRIPTION, checkpoint_folder, read_json
 from baton.rpc.cancellation import run_until
+from baton.sampling import NO_DEFAULTS
 from baton.serving.allocator import return_large_blocks
 from baton.serving.grpc.access import ROUTER_NAME, Access
 from baton.serving.grpc.certificates import check_role
@@ -82,10 +83,7 @@ async def serve(settings: RouterSettings) -> None:
         check_extra("http", "--http-port")
     tenants, quotas = settings.tenants(), settings.all_quotas()
     limits = RateLimits(quotas.of)
-    cards = [
-        read_model_card(path, name, *settings.format_names, settings.chat_templates.get(name))
-        for name, path in settings.models.items()
-    ]
+    cards = [_card(settings, name, path) for name, path in settings.models.items()]
     for card in cards:
         logger.info(
             "tool calls of %s are parsed in the format %s, reasoning in the format %s",
@@ -205,6 +203,23 @@ class _Shared:
     requests: Requests
     rules: Rules
     recorder: Recorder | None
+
+
+def _card(settings: RouterSettings, name: str, path: str) -> ModelCard:
+    """Returns the card of a model under the router's settings. Raises as `read_model_card`."""
+    template = settings.chat_templates.get(name)
+    card = read_model_card(path, name, *settings.format_names, template)
+    if settings.sampling_defaults == "api":
+        card = replace(card, sampling_defaults=NO_DEFAULTS)
+    if given := card.sampling_defaults.given:
+        shown = ", ".join(f"{field} {value:g}" for field, value in given.items())
+        logger.info(
+            "requests to %s that name no sampling parameters have %s, as its "
+            "generation_config.json says (--sampling-defaults api turns that off)",
+            name,
+            shown,
+        )
+    return card
 
 
 async def _prompt_images(

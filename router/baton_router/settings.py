@@ -166,6 +166,12 @@ class RouterSettings(_RouterGroups):
         description="File of a chat template, in Jinja, that takes the place of the checkpoint's. "
         "Where the router serves several models, `NAME=FILE,NAME=FILE`.",
     )
+    sampling_defaults: Literal["model", "api"] = Field(
+        "model",
+        description="Temperature, top_p, top_k, min_p and repetition penalty of requests that name "
+        "none. model: those of the checkpoint's generation_config.json, then those of the API. "
+        "api: those of the API alone: temperature 1 over HTTP, 0 over gRPC, nothing else.",
+    )
     tool_call_parser: str = Field(
         AUTO,
         description="Format in which the model writes tool calls: "

@@ -130,7 +130,7 @@ def refused(tmp_path: Path) -> dict[str, tuple[list[str], str]]:
         "no tokens": (["--bad-token-ids", "a"], "--bad-token-ids: is 'a'; must be ID or ID,ID,"),
         "a word": (["--bad-word", ""], "--bad-word[0]: is 0 bytes; must be 1 to 256 bytes"),
         "several": (
-            ["--n", "2"],
+            ["--n", "2", "--temperature", "0"],
             "--n: is 2; must be 1 where --temperature is 0: the sequences would be the same",
         ),
         "beams": (

@@ -3,18 +3,24 @@
 import asyncio
 import json
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
+import httpx
 import pytest
 import torch
 
 from baton.cli.local.local_cluster import LocalCluster
-from baton.client.client import Completion
+from baton.client.client import Client, Completion
 from baton.client.types import FinishReason
 from baton.engine import LLM, EngineConfig
 from baton.models import locate
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
 from tests.support.cluster.checkpoints import beams, prompt_of, reference
+from tests.support.cluster.second_router import second_router
 from tests.support.cluster.watch import until_nothing_is_held
 
 pytestmark = pytest.mark.e2e
@@ -226,3 +232,38 @@ async def test_output_matches_its_regular_expression(client, engine):
     assert re.fullmatch(pattern, await generation.text())
     (result,) = engine.generate(["The date: "], params)
     assert tuple(await generation.token_ids()) == result.token_ids
+
+
+# What a checkpoint advises.
+
+
+@pytest.fixture(scope="module")
+def advising(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The shipped model with a generation config that changes greedy answers, as a setting."""
+    folder = tmp_path_factory.mktemp("advising") / "tiny"
+    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.py"))
+    file = folder / "generation_config.json"
+    advice = {**json.loads(file.read_text()), "temperature": 0, "repetition_penalty": 1.8}
+    file.write_text(json.dumps(advice))
+    return f"tiny={folder}"
+
+
+@pytest.mark.parametrize(("source", "penalty"), [("model", 1.8), ("api", 1.0)])
+def test_requests_have_what_the_checkpoint_advises(cluster, advising, source, penalty):
+    plain = SamplingParams(max_tokens=24)
+    explicit = replace(plain, temperature=0.0, repetition_penalty=penalty)
+    advice = {"temperature": 0.0, "repetition_penalty": 1.8} if source == "model" else {}
+    with (
+        second_router(cluster, http=True, model=advising, sampling_defaults=source) as router,
+        Client(router.address) as client,
+    ):
+        (own,), (told,) = (client.generate(CODE, each).texts() for each in (plain, explicit))
+        assert own == told
+        command = [sys.executable, "-m", "baton", "generate", CODE, "--max-tokens", "24"]
+        said = subprocess.check_output([*command, "--address", router.address], text=True)
+        assert said == f"{told}\n"
+        body = {"prompt": CODE, "max_tokens": 24, **({} if advice else {"temperature": 0})}
+        answer = httpx.post(f"{router.http_address}/v1/completions", json=body, timeout=60)
+        assert answer.json()["choices"][0]["text"] == told
+        (listed,) = httpx.get(f"{router.http_address}/v1/models").json()["data"]
+        assert listed["sampling_defaults"] == client.get_model().sampling_defaults.given == advice

@@ -1,3 +1,4 @@
+import dataclasses
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from baton.errors import InvalidArgumentError
 from baton.rpc.params import params_of, params_to_message
-from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
+from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingDefaults, SamplingParams
 from baton.v1 import sampling_pb2 as pb
 
 ids = st.integers(0, 2**32 - 1)
@@ -20,7 +21,7 @@ anyone = {
     "seed": st.integers(0, 2**64 - 1),
     "length_penalty": st.floats(-10, 10),
     "early_stopping": st.sampled_from(EarlyStopping),
-    "repetition_penalty": st.floats(0, 10, exclude_min=True),
+    "repetition_penalty": st.none() | st.floats(0, 10, exclude_min=True),
     "presence_penalty": st.floats(-2, 2),
     "frequency_penalty": st.floats(-2, 2),
     "logit_bias": st.dictionaries(ids, st.floats(-100, 100), max_size=4).map(
@@ -34,13 +35,15 @@ anyone = {
     "ignore_eos": st.booleans(),
     "prompt_logprobs": st.none() | st.integers(0, 20),
 }
+LEFT = [field.name for field in dataclasses.fields(SamplingDefaults)]
+
 samples = st.builds(
     SamplingParams,
     **anyone,
-    temperature=st.floats(0, 100, exclude_min=True),
-    top_k=st.integers(0, 2**32 - 1),
-    top_p=st.floats(0, 1, exclude_min=True),
-    min_p=st.floats(0, 1),
+    temperature=st.none() | st.floats(0, 100, exclude_min=True),
+    top_k=st.none() | st.integers(0, 2**32 - 1),
+    top_p=st.none() | st.floats(0, 1, exclude_min=True),
+    min_p=st.none() | st.floats(0, 1),
     n=st.integers(1, 4),
     best_of=st.none() | st.integers(4, 16),
     stop=st.lists(texts, max_size=4).map(tuple),
@@ -69,10 +72,10 @@ def test_params_and_message_have_the_same_fields():
     assert set(SamplingParams.__slots__) == set(pb.SamplingParams.DESCRIPTOR.fields_by_name)
 
 
-def test_to_proto_sets_every_field_even_at_its_default():
+def test_to_proto_sets_every_field_but_those_left_to_others():
     message = params_to_message(SamplingParams())
     for field in pb.SamplingParams.DESCRIPTOR.fields:
-        stays_unset = ("best_of", "seed", "prompt_logprobs", "grammar", "speculate")
+        stays_unset = ("best_of", "seed", "prompt_logprobs", "grammar", "speculate", *LEFT)
         if field.has_presence and field.name not in stays_unset:
             assert message.HasField(field.name), field.name
     assert params_of(message, default_seed=9) == SamplingParams(seed=9)

@@ -31,6 +31,9 @@ def generate(
 ) -> None:
     """Generate a continuation of a text, streamed to stdout.
 
+    It is the most likely one, unless an option or the model's generation_config.json asks for
+    sampling.
+
     \b
     Examples:
       baton generate "def __enter__(self):" --max-tokens 21
@@ -59,8 +62,6 @@ def generate(
 @takes_sampling(
     without=frozenset({"n", "logprobs", "prompt_logprobs"}),
     max_tokens=None,
-    temperature=0.7,
-    top_p=0.95,
 )
 @takes_tls
 def chat(
@@ -98,9 +99,10 @@ def chat(
 ) -> None:
     """Talk with the model; each line is a turn.
 
-    An answer may fill the model's length, unless --max-tokens is given; one that was cut says so on
-    stderr. Reasoning is dim, or on stderr if stdout is no terminal. Ctrl-C stops an answer, Ctrl-D
-    ends.
+    Answers are sampled as the model's generation_config.json says, else at temperature 0.7 and
+    top-p 0.95. An answer may fill the model's length, unless --max-tokens is given; one that was
+    cut says so on stderr. Reasoning is dim, or on stderr if stdout is no terminal. Ctrl-C stops an
+    answer, Ctrl-D ends.
 
     \b
     Examples:

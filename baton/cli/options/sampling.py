@@ -25,6 +25,8 @@ _FORM = "Structured output"
 _LOGPROBS = "Log-probabilities (with --json)"
 _WORK = "Execution"
 
+# Of the parameters that a model's `generation_config.json` may give.
+_UNSET = "Unset: the model's own default."
 # A bound beyond the length of any model, which the router lowers.
 _ANY_LENGTH = 2**31
 
@@ -59,18 +61,27 @@ class SamplingOptions:
     ] = False
 
     temperature: Annotated[
-        float, _option(_CHOICE, "0: greedy, always the most likely token; larger: more random.")
-    ] = 0.0
+        float | None,
+        _option(_CHOICE, f"0: greedy, the most likely token; larger: more random. {_UNSET}"),
+    ] = None
     top_k: Annotated[
-        int, _option(_CHOICE, "Sample from the k most likely tokens; 0: from all.")
-    ] = 0
+        int | None,
+        _option(_CHOICE, f"Sample from the k most likely tokens; 0: from all. {_UNSET}"),
+    ] = None
     top_p: Annotated[
-        float,
-        _option(_CHOICE, "Sample from the most likely tokens up to this probability, in (0, 1]."),
-    ] = 1.0
+        float | None,
+        _option(
+            _CHOICE,
+            f"Sample from the most likely tokens up to this probability, in (0, 1]. {_UNSET}",
+        ),
+    ] = None
     min_p: Annotated[
-        float, _option(_CHOICE, "Minimum probability relative to the most likely token, in [0, 1].")
-    ] = 0.0
+        float | None,
+        _option(
+            _CHOICE,
+            f"Minimum probability relative to the most likely token, in [0, 1]. {_UNSET}",
+        ),
+    ] = None
     seed: Annotated[
         int | None,
         _option(_CHOICE, "Random seed: the same seed draws the same tokens. Unset: a random one."),
@@ -97,9 +108,12 @@ class SamplingOptions:
     ] = EarlyStopping.HEURISTIC
 
     repetition_penalty: Annotated[
-        float,
-        _option(_BANS, "Above 1: tokens of prompt and output become less likely; at most 10."),
-    ] = 1.0
+        float | None,
+        _option(
+            _BANS,
+            f"Above 1: tokens of prompt and output become less likely; at most 10. {_UNSET}",
+        ),
+    ] = None
     presence_penalty: Annotated[
         float, _option(_BANS, "Above 0: tokens of the output become less likely; in [-2, 2].")
     ] = 0.0

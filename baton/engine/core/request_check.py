@@ -102,6 +102,7 @@ class RequestCheck:
     def _check_several(self, request: EngineRequest) -> None:
         """Raises if a request of several sequences, which all fork from its prompt, cannot run."""
         params, num_sequences = request.params, request.params.num_sequences
+        params.check_several()
         if request.purpose is Purpose.PREFILL:
             return
         if num_sequences > self._facts.max_num_seqs:

@@ -526,6 +526,7 @@ class Routes:
             "takes_images": served.services.intake.images.are_taken,
             "has_workers": served.has_workers,
             "pooled_output": None if card.pooling is None else card.pooling.kind,
+            "sampling_defaults": card.sampling_defaults.given,
         }
 
     def _alias(self, name: str) -> dict[str, Any]:

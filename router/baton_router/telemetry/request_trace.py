@@ -190,9 +190,9 @@ def _of_params(params: SamplingParams) -> Attributes:
     """Returns the sampling parameters as attributes, without any text of the user's."""
     return {
         "gen_ai.request.max_tokens": params.max_tokens,
-        "gen_ai.request.temperature": params.temperature,
-        "gen_ai.request.top_k": float(params.top_k),
-        "gen_ai.request.top_p": params.top_p,
+        "gen_ai.request.temperature": params.temperature or 0.0,
+        "gen_ai.request.top_k": float(params.top_k or 0),
+        "gen_ai.request.top_p": params.top_p or 1.0,
         "gen_ai.request.presence_penalty": params.presence_penalty,
         "gen_ai.request.frequency_penalty": params.frequency_penalty,
         "gen_ai.request.choice.count": params.n,

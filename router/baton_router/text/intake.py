@@ -90,7 +90,7 @@ class Intake:
         """Validates and tokenizes. `max_model_len`: the smallest worker limit, in tokens. Raises
         `ModelOutputError` for a model that does not generate."""
         self._card.check_makes(None)
-        params = call.params
+        params = call.params.with_defaults(self._card.sampling_defaults)
         limit = min(max_model_len, self._card.max_model_len)
         # The cheapest check that can refuse a long request comes first.
         if not call.clamps_max_tokens:

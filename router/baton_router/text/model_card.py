@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedModelError
 from baton.models import DESCRIPTION, checkpoint_folder, read_json
+from baton.models.generation_config import read_generation_config, sampling_defaults
 from baton.models.length import longest
 from baton.models.pooling import PooledKind, Pooling, read_pooling, why_not
 from baton.models.tokenizer_files import (
@@ -22,6 +23,7 @@ from baton.models.tokenizer_files import (
     TOOL_TEMPLATE,
     read_tokenizer_files,
 )
+from baton.sampling import NO_DEFAULTS, SamplingDefaults
 from baton_router.call.output_format import OutputFormat
 from baton_router.text.chat_template import ChatTemplate
 from baton_router.text.output_parsing.formats import catalog as formats
@@ -59,6 +61,7 @@ class ModelCard:
         tokenizer_hash: must equal the hash of each worker.
         chat_template: None if the model has none.
         tool_template: template of conversations with tools; None: the same.
+        sampling_defaults: of requests that name no value.
         special_tokens: by the names that chat templates use, such as "bos_token".
         tool_format: name of the format of tool calls; None: unknown.
         reasoning_format: name of the format of reasoning; None: none.
@@ -80,6 +83,7 @@ class ModelCard:
     pooling: Pooling | None = None
     image_token_ids: frozenset[int] = frozenset()
     tool_template: str | None = None
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
 
     def check_makes(self, output: PooledKind | None) -> None:
         """Raises `ModelOutputError` unless the model makes this output. None: text."""
@@ -224,7 +228,7 @@ def read_model_card(
     folder = checkpoint_folder(path, DESCRIPTION)
     config = read_json(folder / "config.json")
     text = config.get("text_config", config)
-    generation = _read(folder / "generation_config.json")
+    generation = read_generation_config(folder)
     files = read_tokenizer_files(folder)
     tokenizer = files.tokenizer
     templates = files.templates
@@ -254,6 +258,7 @@ def read_model_card(
         pooling=read_pooling(folder),
         image_token_ids=_image_token_ids(config) if "vision_config" in config else frozenset(),
         tool_template=tool_template,
+        sampling_defaults=sampling_defaults(folder),
     )
     if chat_template is not None:
         (given,) = card.templates
@@ -269,11 +274,6 @@ def read_model_card(
 def _image_token_ids(config: Mapping[str, Any]) -> frozenset[int]:
     found = (config.get(name) for name in _IMAGE_TOKENS)
     return frozenset(token_id for token_id in found if isinstance(token_id, int))
-
-
-def _read(file: Path) -> dict[str, Any]:
-    """Returns the content of a file that a checkpoint may lack."""
-    return read_json(file) if file.is_file() else {}
 
 
 def _unwritten(tokenizer: Tokenizer) -> dict[str, Any]:

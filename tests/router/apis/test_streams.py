@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from baton.sampling import SamplingParams
+from baton.sampling import NO_DEFAULTS, SamplingParams
 from baton.serving.deadline import Deadline
 from baton.serving.grpc.large_requests import LARGE_BYTES
 from baton.v1 import prefill_pb2
@@ -21,6 +21,7 @@ from baton_router.apis.answers.sequence_reader import Reader, SequenceDelta
 from baton_router.apis.anthropic.writer import MessageWriter
 from baton_router.apis.openai.choice_formats import ChatShape
 from baton_router.apis.openai.choice_writer import ChoiceWriter
+from baton_router.apis.openai.sampling import defaults_over_http
 from baton_router.apis.openai.schemas import ChatRequest
 from baton_router.apis.responses.functions import Functions
 from baton_router.apis.responses.schemas import ResponsesRequest
@@ -478,7 +479,7 @@ async def test_streamed_answer_is_the_whole_answer(name, api):
 
 
 def writer_of(api: str) -> AnswerWriter:
-    start = AnswerStart("r", "m", [Reader(0, 1)], is_parsed=True, make_extra=None)
+    start = AnswerStart("r", "m", [Reader(0, 1)], True, defaults_over_http(NO_DEFAULTS), None)
     if api == "chat":
         shape = ChatShape(TokenBytes(TOKENIZER), is_parsed=True)
         return ChoiceWriter(ChatRequest(messages=[], stream=True), shape, start)

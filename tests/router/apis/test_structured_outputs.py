@@ -14,7 +14,7 @@ from baton.engine.executor.grammar.compiler import GrammarCompiler
 from baton.engine.executor.grammar.judge import GrammarLimits
 from baton.errors import InvalidArgumentError
 from baton.models import locate
-from baton.sampling import Grammar, GrammarKind
+from baton.sampling import NO_DEFAULTS, Grammar, GrammarKind
 from baton_router.apis.openai.field_names import COMPLETIONS
 from baton_router.apis.openai.sampling import completion_sampling
 from baton_router.apis.openai.schemas import CompletionRequest
@@ -214,6 +214,6 @@ def sampling_of(body: bytes) -> None:
     """Reads the sampling parameters of a body, as a route does."""
     request = parsed_body(body, CompletionRequest)
     try:
-        completion_sampling(request)
+        completion_sampling(request, NO_DEFAULTS)
     except InvalidArgumentError as error:
         raise COMPLETIONS.renamed(request, error) from error

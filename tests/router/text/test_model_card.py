@@ -10,6 +10,7 @@ import pytest
 
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedModelError
 from baton.models import locate
+from baton.sampling import NO_DEFAULTS, SamplingDefaults
 from baton_router.text.model_card import read_model_card
 
 
@@ -38,6 +39,30 @@ def test_model_card_of_shipped_model_matches_its_files():
 def test_model_card_hashes_tokenizer_file(folder):
     digest = hashlib.sha256((folder / "tokenizer.json").read_bytes()).digest()[:16]
     assert read_model_card(str(folder)).tokenizer_hash == digest
+
+
+def test_model_card_has_what_generation_config_advises(folder):
+    assert read_model_card(str(folder)).sampling_defaults == NO_DEFAULTS
+    advised = {"temperature": 1, "top_k": -1, "top_p": 0.95, "min_p": None, "do_sample": False}
+    edit(folder / "generation_config.json", **advised)
+    expected = SamplingDefaults(temperature=1.0, top_k=0, top_p=0.95)
+    assert read_model_card(str(folder)).sampling_defaults == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("temperature", -1, r"sampling\.temperature: is -1\.0; must be in \[0, 100\]"),
+        ("top_p", "0.9", "top_p is '0.9'; expected a number"),
+        ("top_k", 2.5, "top_k is 2.5; expected a number"),
+        ("min_p", True, "min_p is True; expected a number"),
+        ("repetition_penalty", float("nan"), r"sampling\.repetition_penalty: is NaN"),
+    ],
+)
+def test_model_card_refuses_advice_that_no_request_may_have(folder, field, value, said):
+    edit(folder / "generation_config.json", **{field: value})
+    with pytest.raises(UnsupportedModelError, match=rf"generation_config\.json.*{said}"):
+        read_model_card(str(folder))
 
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 2048}

@@ -137,12 +137,12 @@ class SamplingColumns:
         self._numbers[batch_slot] = (
             num_prompt_tokens,
             num_prompt_tokens + params.min_tokens,
-            params.temperature,
+            params.temperature or 0.0,
             min(params.top_k or self._vocab_size, self._vocab_size),
-            params.top_p,
-            params.min_p,
+            params.top_p or 1.0,
+            params.min_p or 0.0,
             params.seed or 0,
-            params.repetition_penalty,
+            params.repetition_penalty or 1.0,
             params.presence_penalty,
             params.frequency_penalty,
             params.top_logprobs,
@@ -163,15 +163,16 @@ class SamplingColumns:
 
     def _uses(self, params: SamplingParams) -> int:
         is_random = not params.is_greedy
-        is_truncated = 0 < params.top_k < self._vocab_size or params.top_p < 1.0
+        top_k, top_p = params.top_k or 0, params.top_p or 1.0
+        is_truncated = 0 < top_k < self._vocab_size or top_p < 1.0
         has_count_penalty = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         return (
             RANDOM * is_random
             | TRUNCATION * (is_random and is_truncated)
-            | MIN_P * (is_random and params.min_p > 0.0)
+            | MIN_P * (is_random and bool(params.min_p))
             | LOGPROBS * params.logprobs
             | BIAS * bool(params.logit_bias)
-            | REPETITION * (params.repetition_penalty != 1.0)
+            | REPETITION * (params.repetition_penalty not in (None, 1.0))
             | COUNTS * has_count_penalty
             | BAD_TOKENS * bool(params.bad_token_ids)
             | MIN_TOKENS * (params.min_tokens > 0)

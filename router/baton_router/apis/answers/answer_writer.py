@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from baton.sampling import SamplingDefaults
 from baton_router.apis.answers.sequence_reader import Reader, SequenceDelta
 from baton_router.apis.edge.errors import Failure
 from baton_router.text.token_bytes import TokenBytes
@@ -30,6 +31,7 @@ class AnswerStart:
         model: name of the model that answers.
         readers: one for each request.
         is_parsed: its pieces have parts.
+        defaults: values of sampling parameters that the request leaves unset.
         make_extra: makes the answer's field `baton`; None: there is none.
         tokens: bytes of the model's tokens, for log-probabilities; None: none are told.
     """
@@ -38,6 +40,7 @@ class AnswerStart:
     model: str
     readers: Sequence[Reader]
     is_parsed: bool
+    defaults: SamplingDefaults
     make_extra: Extra | None
     tokens: TokenBytes | None = None
 

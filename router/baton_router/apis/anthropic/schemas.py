@@ -290,6 +290,6 @@ class MessagesRequest(Conversation, frozen=True, kw_only=True):
     max_tokens: int
     stream: bool = False
     stop_sequences: list[str] = []
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None

@@ -8,6 +8,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from baton.errors import InvalidArgumentError
+from baton.rpc.params import defaults_to_message
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Tenants
 from baton.v1 import inference_pb2 as pb
@@ -125,4 +126,5 @@ def _model_to_message(served: ServedModel) -> pb.GetModelResponse:
         has_workers=served.has_workers,
         pooled_output=pooled_output_to_message("" if card.pooling is None else card.pooling.kind),
         takes_images=served.services.intake.images.are_taken,
+        sampling_defaults=defaults_to_message(card.sampling_defaults),
     )

@@ -122,7 +122,9 @@ class ChatCompletion(_Completion, frozen=True, kw_only=True):
 
 
 class ModelEntry(_Answer, frozen=True):
-    """Model or alias. Fields from `type` on are for Anthropic's clients alone."""
+    """Model or alias. `sampling_defaults`: values of sampling parameters that a request leaves
+    unset, as far as the model gives them. Fields from `type` on are for Anthropic's clients alone.
+    """
 
     id: str
     object: Literal["model"]
@@ -133,6 +135,7 @@ class ModelEntry(_Answer, frozen=True):
     takes_images: bool
     has_workers: bool
     pooled_output: Literal["embedding", "score"] | None
+    sampling_defaults: dict[str, float]
     alias_of: dict[str, float] | UnsetType = UNSET
     type: Literal["model"] | UnsetType = UNSET
     display_name: str | UnsetType = UNSET

@@ -22,6 +22,7 @@ from baton_router.apis.openai.conversation import conversation_of, parsing_of
 from baton_router.apis.openai.sampling import (
     chat_sampling,
     completion_sampling,
+    defaults_over_http,
     is_bounded,
 )
 from baton_router.apis.openai.schemas import (
@@ -75,6 +76,10 @@ class Generations:
         both = ("reasoning_content", "reasoning")
         self._reasoning_names = both if reasoning_field == "both" else (reasoning_field,)
         self._tokens = {model.name: TokenBytes(_tokenizer(model)) for model in models}
+        self._defaults = {
+            model.name: defaults_over_http(model.services.card.sampling_defaults)
+            for model in models
+        }
 
     async def complete(self, body: CompletionRequest, caller: Caller) -> HttpCall:
         """Makes the exchange of `/v1/completions`."""
@@ -85,7 +90,7 @@ class Generations:
         prompts = _prompts(body)
         calls: list[GenerateCall] = []
         readers = []
-        params = completion_sampling(body)
+        params = completion_sampling(body, self._defaults[model.name])
         for at, prompt in enumerate(prompts):
             own_id = request_id if len(prompts) == 1 else f"{request_id}-{at}"
             calls.append(_call(body, model, own_id, prompt, params, clamps=self._clamps))
@@ -136,7 +141,7 @@ class Generations:
             options = msgspec.structs.replace(options, thinking_token_budget=None)
             ignored = [*ignored, "parsing.max_reasoning_tokens"]
         request_id = _new_id()
-        params = chat_sampling(options, card.max_model_len)
+        params = chat_sampling(options, self._defaults[model.name], card.max_model_len)
         grammar = params.grammar
         has_free_grammar = grammar is not None and grammar.kind is not GrammarKind.JSON_SCHEMA
         parsing = parsing_of(options, card, has_free_grammar=has_free_grammar)
@@ -236,7 +241,9 @@ class Generations:
         has_extra = body.baton.timeline
         extra = self._extra_of(caller, model.services.placer) if has_extra else None
         tokens = self._tokens[model.name]
-        start = AnswerStart(request_id, model.name, readers, is_parsed, extra, tokens)
+        start = AnswerStart(
+            request_id, model.name, readers, is_parsed, self._defaults[model.name], extra, tokens
+        )
         return HttpCall(
             model.inference,
             caller,

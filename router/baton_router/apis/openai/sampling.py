@@ -1,6 +1,7 @@
 """Sampling parameters of OpenAI's API as Baton's.
 
-The bounds are those of `baton.sampling`; only the defaults differ, which are OpenAI's.
+The bounds are those of `baton.sampling`; only the temperature of a model that gives none differs,
+which is OpenAI's.
 """
 
 import re
@@ -8,7 +9,13 @@ import secrets
 from typing import Any
 
 from baton.errors import InvalidArgumentError
-from baton.sampling import DEFAULT_MAX_TOKENS, EarlyStopping, SamplingParams
+from baton.sampling import (
+    DEFAULT_MAX_TOKENS,
+    NOTHING_CHANGED,
+    EarlyStopping,
+    SamplingDefaults,
+    SamplingParams,
+)
 from baton_router.apis.openai.schemas import ChatOptions, CompletionRequest, GenerationRequest
 from baton_router.apis.openai.structured_outputs import grammar_of
 
@@ -22,11 +29,21 @@ _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 _SHOWN_KEYS, _SHOWN_CHARS = 8, 40
 
 
-def completion_sampling(body: CompletionRequest) -> SamplingParams:
-    """Returns the parameters. Raises `InvalidArgumentError` if one is out of bounds."""
+_OF_OPENAI = SamplingDefaults(temperature=1.0)
+
+
+def defaults_over_http(of_model: SamplingDefaults) -> SamplingDefaults:
+    """Returns the defaults of a model's requests over HTTP."""
+    return of_model.over(_OF_OPENAI).over(NOTHING_CHANGED)
+
+
+def completion_sampling(body: CompletionRequest, defaults: SamplingDefaults) -> SamplingParams:
+    """Returns the parameters. `defaults`: of the model's requests over HTTP. Raises
+    `InvalidArgumentError` if one is out of bounds."""
     wants_logprobs = body.logprobs is not None
     return _params(
         body,
+        defaults,
         # A worker generates one token at least; of the prompt alone it is left out.
         1 if body.is_prompt_alone else body.max_tokens,
         best_of=body.best_of,
@@ -41,8 +58,11 @@ def is_bounded(body: ChatOptions) -> bool:
     return body.max_tokens is not None or body.max_completion_tokens is not None
 
 
-def chat_sampling(body: ChatOptions, max_tokens_unset: int) -> SamplingParams:
-    """Returns the parameters. `max_tokens` is `max_tokens_unset` unless the chat sets it."""
+def chat_sampling(
+    body: ChatOptions, defaults: SamplingDefaults, max_tokens_unset: int
+) -> SamplingParams:
+    """Returns the parameters, as `completion_sampling`. `max_tokens` is `max_tokens_unset` unless
+    the chat sets it."""
     given = body.max_completion_tokens
     if given is not None and body.max_tokens not in (None, given):
         raise InvalidArgumentError(
@@ -51,6 +71,7 @@ def chat_sampling(body: ChatOptions, max_tokens_unset: int) -> SamplingParams:
     max_tokens = body.max_tokens if given is None else given
     return _params(
         body,
+        defaults,
         max_tokens_unset if max_tokens is None else max_tokens,
         logprobs=body.logprobs,
         top_logprobs=body.top_logprobs,
@@ -58,14 +79,16 @@ def chat_sampling(body: ChatOptions, max_tokens_unset: int) -> SamplingParams:
     )
 
 
-def _params(body: GenerationRequest, max_tokens: int | None, **others: Any) -> SamplingParams:
+def _params(
+    body: GenerationRequest, defaults: SamplingDefaults, max_tokens: int | None, **others: Any
+) -> SamplingParams:
     if body.use_beam_search:
         others |= _of_beams(body)
-    return SamplingParams(
+    given = SamplingParams(
         bad_words=tuple(body.bad_words),
         **{"temperature": body.temperature, **others},
         # OpenAI and Anthropic take 0 as well: of the most likely token alone.
-        top_p=body.top_p or 1.0,
+        top_p=1.0 if body.top_p == 0.0 else body.top_p,
         n=body.n,
         seed=secrets.randbits(64) if body.seed is None else body.seed % 2**64,
         presence_penalty=body.presence_penalty,
@@ -81,9 +104,10 @@ def _params(body: GenerationRequest, max_tokens: int | None, **others: Any) -> S
         ignore_eos=body.ignore_eos,
         max_tokens=DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
     )
+    return given.with_defaults(defaults)
 
 
-def _top_k(body: GenerationRequest) -> int:
+def _top_k(body: GenerationRequest) -> int | None:
     if body.top_p == 0.0 and not body.use_beam_search:
         return 1
     return 0 if body.top_k == -1 else body.top_k  # as vLLM and SGLang say "all"
@@ -93,7 +117,7 @@ def _of_beams(body: GenerationRequest) -> dict[str, Any]:
     """Returns the parameters of a beam search, which one beam makes greedy sampling. It ranks by
     the model's own probabilities, which temperature 1 leaves as they are."""
     return {
-        "temperature": 0.0 if body.temperature == 1.0 else body.temperature,
+        "temperature": 0.0 if body.temperature in (None, 1.0) else body.temperature,
         "beam_width": body.n if body.n > 1 else 0,
         "length_penalty": body.length_penalty,
         "early_stopping": _EARLY_STOPPING[body.early_stopping],

@@ -130,8 +130,8 @@ class GenerationRequest(_Schema, frozen=True, forbid_unknown_fields=False):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float | None = None
+    top_p: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[str, float] = {}
@@ -140,9 +140,9 @@ class GenerationRequest(_Schema, frozen=True, forbid_unknown_fields=False):
     response_format: ResponseFormat | None = None
 
     # Extensions of OpenAI's API, under the names that other servers use.
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     min_tokens: int = 0
     stop_token_ids: list[int] = []
     ignore_eos: bool = False

@@ -144,8 +144,8 @@ class ResponsesRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields
     previous_response_id: str | None = None
     stream: bool = False
     max_output_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float | None = None
+    top_p: float | None = None
     tools: list[FunctionTool | Namespace | None] = []
     tool_choice: Literal["auto", "none", "required"] | NamedFunction | AllowedFunctions = "auto"
     parallel_tool_calls: bool = True
@@ -161,9 +161,9 @@ class ResponsesRequest(_Schema, frozen=True, kw_only=True, forbid_unknown_fields
     service_tier: Hint[str | None] = None
 
     # Extensions, as of chat completions.
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None

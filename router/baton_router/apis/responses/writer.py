@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
+from baton.sampling import SamplingDefaults
 from baton_router.apis.answers.answer_writer import COMMENT, AnswerStart, Json, named_event
 from baton_router.apis.answers.blocks import Block, BlockDelta, Blocks, BlockStart, Change, Kind
 from baton_router.apis.answers.sequence_reader import ScoredToken, SequenceDelta
@@ -133,6 +134,8 @@ class ResponseWriter:
 
     def _response(self, status: str, **more: object) -> Json:
         body = self._body
+        given = SamplingDefaults(temperature=body.temperature, top_p=body.top_p)
+        applied = given.over(self._start.defaults)
         return {
             "id": self._id,
             "object": "response",
@@ -157,12 +160,12 @@ class ResponseWriter:
             "safety_identifier": body.safety_identifier,
             "service_tier": _TIERS.get(body.service_tier, body.service_tier),
             "store": self._save is not None,
-            "temperature": body.temperature,
+            "temperature": applied.temperature,
             "text": msgspec.to_builtins(body.text),
             "tool_choice": msgspec.to_builtins(body.tool_choice),
             "tools": msgspec.to_builtins(list(_known(body.tools))),
             "top_logprobs": body.top_logprobs,
-            "top_p": body.top_p,
+            "top_p": applied.top_p,
             "truncation": body.truncation,
             "usage": None,
             "user": body.user or None,

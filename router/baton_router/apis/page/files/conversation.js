@@ -32,9 +32,11 @@ async function loadModels() {
 }
 
 function showModel() {
-  const { id, max_model_len: length, has_chat_template: hasTemplate = true } = servedModel();
+  const { id, max_model_len: length, has_chat_template: hasTemplate = true, sampling_defaults: own = {} } = servedModel();
   const upTo = length ? `up to ${length.toLocaleString("en")} tokens` : "";
-  const texts = models.length > 1 ? [upTo] : [id, upTo];
+  const defaults = Object.entries(own).map(([name, value]) => `${name.replace("_", " ")} ${value}`);
+  const texts = [...(models.length > 1 ? [] : [id]), upTo, ...defaults];
+  find("temperature").value = own.temperature ?? 0.7;
   find("model").textContent = texts.filter(Boolean).join(", ");
   const mode = find("mode");
   mode.querySelector("[value=chat]").disabled = !hasTemplate;
