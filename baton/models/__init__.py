@@ -1,6 +1,7 @@
 """Checkpoint lookup: models shipped with Baton, folders, and the Hugging Face hub."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,8 @@ INTRODUCTION = (
 # What describes a checkpoint, and what its weights are read from.
 DESCRIPTION = ("*.json", "*.jinja", "tokenizer.model")
 WEIGHTS = ("*.safetensors",)
-SAFETENSORS_ONLY = (
-    "Baton reads safetensors: give the checkpoint that it was converted from, a folder or a hub id"
-)
 _HUB_ID_PARTS = 2
+_GGUF_ENDING = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -43,7 +42,12 @@ def name_and_checkpoint(model: str) -> tuple[str, str]:
     name, sign, checkpoint = model.partition("=")
     if sign and not Path(model).is_dir():
         return name, checkpoint
-    return Path(hub_id(model)[0]).name, model
+    return base_name(model), model
+
+
+def base_name(model: str) -> str:
+    """Returns the last part of a model's path or hub id, without what a GGUF file ends in."""
+    return _GGUF_ENDING.sub("", Path(hub_id(model)[0]).name)
 
 
 def hub_id(model: str) -> tuple[str, str | None]:
@@ -60,22 +64,26 @@ def checkpoint_folder(
     patterns: Sequence[str],
     on_bytes: Callable[[int, int], None] = lambda _here, _all: None,
 ) -> Path:
-    """Returns the folder itself, of a shipped model, or of a hub id's files, which are fetched
-    unless they are in the hub's cache; `ID@REVISION` for a branch, a tag or a commit. Raises
-    `UnsupportedModelError` if it is none of these.
+    """Returns the folder itself, of a shipped model, the one that describes a GGUF model, or that
+    of a hub id's files, which are fetched unless they are in the hub's cache; `ID@REVISION` for a
+    branch, a tag or a commit. Raises `UnsupportedModelError` if it is none of these.
 
     Args:
         on_bytes: called with the bytes that are fetched, and those of all files that are not in the
             cache.
     """
+    from baton.models.gguf.description import description_folder, gguf_files
+
     folder = Path(locate(path))
+    if files := gguf_files(folder):
+        return description_folder(files)
     if folder.is_dir():
         return folder
-    if folder.suffix == ".gguf":
-        raise UnsupportedModelError(f"{path!r} is a GGUF file; {SAFETENSORS_ONLY}")
     if folder.is_file():
         raise UnsupportedModelError(f"{path!r} is a file; expected the folder of a checkpoint")
     model_id, revision = hub_id(path)
+    if folder.suffix == ".gguf":
+        raise UnsupportedModelError(f"the file {path!r} does not exist; expected a GGUF file")
     if _is_path(model_id):
         raise UnsupportedModelError(
             f"the folder {path!r} does not exist; expected a checkpoint's folder, a hub id such as "

@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.errors import UnsupportedModelError
-from baton.models import (
-    DESCRIPTION,
-    SAFETENSORS_ONLY,
-    checkpoint_folder,
-    locate,
-    read_json,
-)
+from baton.models import DESCRIPTION, checkpoint_folder, locate, read_json
 from baton.models.weights import check_is_no_adapter, check_weights
 
 CONFIG = "config.json"
@@ -47,8 +41,6 @@ def check_has_encoder(model: str) -> None:
 def check_description(folder: Path) -> None:
     """Raises `UnsupportedModelError` if the files that describe a checkpoint rule it out."""
     check_is_no_adapter(folder)
-    if not (folder / CONFIG).is_file() and any(folder.glob("*.gguf")):
-        raise UnsupportedModelError(f"{str(folder)!r} holds a GGUF model; {SAFETENSORS_ONLY}")
     config = read_json(folder / CONFIG)
     check_config(config)
     _check_code(config)

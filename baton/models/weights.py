@@ -2,26 +2,35 @@
 read."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from baton.errors import UnsupportedModelError
 from baton.models import WEIGHTS, check_is_no_pointer, read_json
+from baton.models.gguf.header import read_header
 
+GGUF = ".gguf"
 _INDEX = "model.safetensors.index.json"
 _ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _HEADER_BYTES = 8  # of the length of a file's header, as the format of safetensors has it
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the files of a checkpoint's weights, sorted: those that its index names, else all.
-    Not all of them may be there."""
+    """Returns the files of a checkpoint's weights, sorted: those that its index names, else all of
+    safetensors, else of GGUF. Not all of them may be there."""
     index = folder / _INDEX
     if index.is_file():
         names = map(str, read_json(index).get("weight_map", {}).values())
         return sorted({folder / name for name in names})
     found = {file for pattern in WEIGHTS for file in folder.glob(pattern)}
-    return sorted(file for file in found if file.name != _ADAPTER_WEIGHTS)
+    whole = sorted(file for file in found if file.name != _ADAPTER_WEIGHTS)
+    return whole or sorted(folder.glob(f"*{GGUF}"))
+
+
+def is_gguf(files: Sequence[Path]) -> bool:
+    """Returns whether the files of a checkpoint's weights are GGUF."""
+    return any(file.suffix == GGUF for file in files)
 
 
 def weight_bytes(folder: Path) -> int:
@@ -30,8 +39,8 @@ def weight_bytes(folder: Path) -> int:
 
 
 def check_weights(folder: Path) -> None:
-    """Raises `UnsupportedModelError` if a folder has no weights in safetensors, or not all of
-    them. Reads the headers of the files alone."""
+    """Raises `UnsupportedModelError` if a folder has no weights in safetensors or GGUF, or not all
+    of them. Reads the headers of the files alone."""
     check_is_no_adapter(folder)
     files = weight_files(folder)
     if not files:
@@ -45,6 +54,9 @@ def check_weights(folder: Path) -> None:
             f"{str(folder)!r} lacks {len(missing)} of {len(files)} files of weights, {missing[0]} "
             f"among them, which {_INDEX} names; download the model again"
         )
+    if is_gguf(files):
+        read_header(files)
+        return
     for file in files:
         _check_is_whole(file)
 

@@ -63,13 +63,12 @@ def lookup(model: str, folder: Path, program: str = LOOKUP, **variables: str) ->
         ("someone/small", "no folder 'someone/small' here, and the Hugging Face hub cannot be re"),
         ("models/missing", "the folder 'models/missing' does not exist; expected a checkpoint's"),
         ("./missing", "the folder './missing' does not exist; expected a checkpoint's folder"),
-        ("models/small.gguf", "'models/small.gguf' is a GGUF file; Baton reads safetensors"),
+        ("models/none.gguf", "the file 'models/none.gguf' does not exist; expected a GGUF file"),
     ],
     ids=["hub id", "below a folder", "path", "GGUF"],
 )
 def test_lookup_names_why_a_model_is_not_found(model: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
-    (tmp_path / "models/small.gguf").write_bytes(b"GGUF")
     assert lookup(model, tmp_path).startswith(f"refused: {sentence}")
 
 

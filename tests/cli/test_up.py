@@ -97,7 +97,7 @@ def test_up_prints_events_as_json_lines_until_its_end() -> None:
 
 
 def test_up_prints_why_it_stopped_as_json(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "model.gguf").write_bytes(b"GGML")
     ended = baton(*ARGUMENTS, "--json", "--model", str(tmp_path))
     *_, stopped = map(json.loads, ended.stdout.splitlines())
     assert (stopped["event"], stopped["reason"]) == ("stopped", "error")
@@ -203,7 +203,7 @@ REFUSED_MODELS: dict[str, tuple[dict[str, object] | None, str]] = {
         {"model_type": "llama", "quantization_config": {"quant_method": "awq"}},
         "quantized by awq",
     ),
-    "GGUF": (None, "holds a GGUF model"),
+    "GGUF": (None, "model.gguf' begins with b'GGML'"),
     "encoder-decoder": ({"model_type": "t5", "is_encoder_decoder": True}, "an encoder-decoder mo"),
     "custom code": ({"model_type": "own", **_OWN}, "needs code of its checkpoint"),
 }
@@ -221,7 +221,7 @@ def _cannot_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_up_and_local_cluster_refuse_a_model_alike(name: str, tmp_path: Path) -> None:
     config, sentence = REFUSED_MODELS[name]
     if config is None:
-        (tmp_path / "model.gguf").write_bytes(b"GGUF")
+        (tmp_path / "model.gguf").write_bytes(b"GGML")
     else:
         (tmp_path / "config.json").write_text(json.dumps(config))
         (tmp_path / "model.safetensors").write_bytes(b"never read")

@@ -188,14 +188,6 @@ def test_model_is_refused_alike_before_and_at_its_load(name: str, tmp_path: Path
     assert str(before.value) == str(at_load.value)
 
 
-@pytest.mark.parametrize("model", ["", "model.gguf"], ids=["folder", "file"])
-def test_gguf_is_refused_alike_before_and_at_its_load(model: str, tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    for refuse in (check_model, load):
-        with pytest.raises(UnsupportedModelError, match=r"GGUF .*; Baton reads safetensors"):
-            refuse(str(tmp_path / model))
-
-
 def test_model_that_ships_passes_the_check_before_its_load() -> None:
     check_model("tiny")
 

@@ -43,7 +43,7 @@ from baton.engine.scheduler.kv.cache_group import CacheGroup
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import Preemption, SchedulerConfig
 from baton.errors import InvalidArgumentError
-from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder
+from baton.models import DESCRIPTION, WEIGHTS, base_name, checkpoint_folder
 from baton.models.images.families import read_image_processor
 from baton.models.images.patched import PatchedImages
 from baton.models.pooling import read_pooling
@@ -97,7 +97,7 @@ def load(
     if config.encoder_only and not is_vision_language(hf_config):
         raise InvalidArgumentError(
             "encoder_only",
-            f"is set, and {Path(path).name!r} has no encoder; choose a vision-language model",
+            f"is set, and {base_name(path)!r} has no encoder; choose a vision-language model",
         )
     pooling = read_pooling(Path(folder))
     hook = AttentionHook(loader.max_model_len(hf_config, config))
@@ -112,7 +112,7 @@ def load(
         scores = pooling.kind == "score"
         pooler = Pooler(pooling, loader.score_head(folder, hf_model) if scores else None)
     weights = loader.fingerprint(hf_config, hf_model.dtype, folder)
-    return assemble(hf_model, hook, config, folder, Path(path).name, weights, on_progress, pooler)
+    return assemble(hf_model, hook, config, folder, base_name(path), weights, on_progress, pooler)
 
 
 def assemble(

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnsupportedModelError
-from baton.models import DESCRIPTION, checkpoint_folder, read_json
+from baton.models import DESCRIPTION, base_name, checkpoint_folder, read_json
 from baton.models.generation_config import read_generation_config, sampling_defaults
 from baton.models.length import longest
 from baton.models.pooling import PooledKind, Pooling, read_pooling, why_not
@@ -239,7 +239,7 @@ def read_model_card(
     detected = formats.detect(tool_template or template, model_type, tokenizer)
     described = text if text is config else {**_unwritten(tokenizer), **text}
     card = ModelCard(
-        name=name or Path(path).name,
+        name=name or base_name(path),
         architecture=(config.get("architectures") or [config.get("model_type", "unknown")])[0],
         vocab_size=int(_required(described, "vocab_size", path)),
         max_model_len=longest(

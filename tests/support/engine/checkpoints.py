@@ -32,8 +32,14 @@ _COMMON: dict[str, Any] = {
 }
 
 
+def small_config(class_name: str, **changes: Any) -> PretrainedConfig:
+    """Returns the configuration of a small model of a class of transformers."""
+    config: PretrainedConfig = getattr(transformers, class_name)(**{**_COMMON, **changes})
+    return config
+
+
 def _family(class_name: str, **changes: Any) -> Callable[[], PretrainedConfig]:
-    return lambda: getattr(transformers, class_name)(**{**_COMMON, **changes})
+    return lambda: small_config(class_name, **changes)
 
 
 _HYBRID = ["sliding_attention", "full_attention", "sliding_attention"]

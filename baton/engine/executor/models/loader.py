@@ -37,7 +37,7 @@ from baton.models import support
 from baton.models.images.pixtral import text_tokens
 from baton.models.length import longest
 from baton.models.pooling import Pooling
-from baton.models.weights import check_weights, weight_files
+from baton.models.weights import check_weights, is_gguf, weight_files
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _FP8_CAPABILITY = (8, 9)
@@ -93,9 +93,10 @@ def load_model(
     report_of = nullcontext() if is_reported else without_load_report()
     try:
         with report_of:
-            loaded: tuple[PreTrainedModel, dict[str, Any]] = auto_class.from_pretrained(
+            loaded: tuple[PreTrainedModel, dict[str, Any]] = _from_pretrained(
+                auto_class,
                 path,
-                config=wanted,
+                wanted,
                 dtype=dtype,
                 attn_implementation=of_parts if is_vision_language(config) else attention,
                 use_safetensors=True,
@@ -130,6 +131,16 @@ def load_model(
         )
     model = model.to(device).eval().requires_grad_(False)
     return with_meta_decoder(model, config, of_parts) if engine.encoder_only else model
+
+
+def _from_pretrained(auto_class: Any, path: str, config: PretrainedConfig, **options: Any) -> Any:
+    """Returns what `from_pretrained` of a class of transformers does for a checkpoint's folder."""
+    files = weight_files(Path(path))
+    if not is_gguf(files):
+        return auto_class.from_pretrained(path, config=config, **options)
+    from baton.engine.executor.models.quantized.gguf import load_gguf
+
+    return load_gguf(auto_class, files, config, **options)
 
 
 def check_finite(model: PreTrainedModel) -> None:
@@ -218,8 +229,16 @@ def fingerprint(config: PretrainedConfig, dtype: torch.dtype, path: str) -> byte
     described = {k: v for k, v in config.to_dict().items() if not k.startswith("_")}
     digest.update(json.dumps(described, sort_keys=True, default=str).encode())
     digest.update(str(dtype).encode())
+    paths = weight_files(Path(path))
+    if is_gguf(paths):
+        from baton.engine.executor.models.quantized.gguf import stored_tensors
+
+        for name, stored in stored_tensors(paths):
+            digest.update(name.encode())
+            digest.update(_sample(stored).numpy().tobytes())
+        return digest.digest()[:16]
     with ExitStack() as stack:
-        files = [stack.enter_context(safe_open(f, "pt")) for f in weight_files(Path(path))]
+        files = [stack.enter_context(safe_open(path, "pt")) for path in paths]
         named = {name: file for file in files for name in file.keys()}  # noqa: SIM118
         for name, file in sorted(named.items()):
             if is_scale(name):

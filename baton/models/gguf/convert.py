@@ -1,0 +1,29 @@
+"""Command that writes the description of a GGUF model: `python -m baton.models.gguf.convert FOLDER
+FILE...`. Its last line of stderr is the reason if it fails."""
+
+import json
+import sys
+from pathlib import Path
+
+from baton.errors import UnsupportedModelError
+from baton.models.gguf.configuration import configuration
+from baton.models.gguf.header import read_header
+from baton.models.gguf.tokenizer import write_tokenizer
+
+
+def main(folder: str, *files: str) -> None:
+    """Writes configuration and tokenizer of the model in `files` to a folder."""
+    header = read_header([Path(file) for file in files])
+    content = json.dumps(configuration(header), indent=2)
+    (Path(folder) / "config.json").write_text(content + "\n", "utf-8")
+    write_tokenizer(header, Path(folder))
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except UnsupportedModelError as error:
+        sys.exit(str(error))
+    except Exception as error:  # of the libraries that make the tokenizer
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        sys.exit(f"{sys.argv[2]!r} has a tokenizer that cannot be read: {reason}")

@@ -1,0 +1,71 @@
+"""Paths of GGUF models: files, folders and parts, each described once."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.engine.executor.models import loader
+from baton.models import checkpoint_folder, named
+from tests.support.gguf.models import blocks_config, random_model, small_gguf
+from tests.support.gguf.vocabularies import sentence_piece
+from tests.support.gguf.writing import write_gguf
+
+
+def described(path: Path) -> Path:
+    return checkpoint_folder(str(path), ())
+
+
+def fingerprint(path: Path) -> bytes:
+    folder = str(described(path))
+    return loader.fingerprint(loader.load_config(folder), torch.float32, folder)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("models/Small-Q8_0.gguf", "Small-Q8_0"),
+        ("Small-00001-of-00003.gguf", "Small"),
+        ("org/Small-GGUF", "Small-GGUF"),
+    ],
+)
+def test_served_name_of_gguf_has_no_suffix_or_part(model: str, name: str) -> None:
+    assert named(model) == (name, model)
+    assert named(f"mine={model}") == ("mine", model)
+
+
+def test_gguf_is_described_once_until_it_changes(tmp_path: Path) -> None:
+    file = small_gguf(tmp_path / "model.gguf", sentence_piece())
+    folder = described(file)
+    made = folder.stat().st_ino
+    assert described(tmp_path) == described(file) == described(folder) == folder
+    assert folder.stat().st_ino == made
+    assert (folder / "model.gguf").resolve() == file
+    os.utime(file, (0, 0))
+    assert described(file) != folder
+
+
+def test_split_gguf_is_read_by_any_of_its_parts(tmp_path: Path) -> None:
+    model = random_model(blocks_config())
+    whole = tmp_path / "whole.gguf"
+    write_gguf(whole, model, sentence_piece())
+    (tmp_path / "parts").mkdir()
+    write_gguf(tmp_path / "parts/model.gguf", model, sentence_piece(), split_max_tensors=16)
+    parts = sorted((tmp_path / "parts").iterdir())
+    assert [part.name for part in parts] == [f"model-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    assert {described(part) for part in parts} == {described(tmp_path / "parts")}
+    assert fingerprint(parts[1]) == fingerprint(whole)
+
+
+def test_gguf_of_other_values_has_another_fingerprint(tmp_path: Path) -> None:
+    """A copy elsewhere has the same: workers of two machines pair."""
+    types = {"first": "Q8_0", "elsewhere": "Q8_0", "other": "Q4_0"}
+    made = {}
+    for name, type_name in types.items():
+        (tmp_path / name).mkdir()
+        small_gguf(
+            tmp_path / name / "model.gguf", sentence_piece(), type_of=lambda _, t=type_name: t
+        )
+        made[name] = fingerprint(tmp_path / name)
+    assert made["first"] == made["elsewhere"] != made["other"]

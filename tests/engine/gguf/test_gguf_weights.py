@@ -1,0 +1,101 @@
+"""GGUF files in the engine: weights, tokens and log-probabilities as transformers has them."""
+
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from baton.engine.executor.models import loader
+from baton.models import checkpoint_folder
+from baton.models.gguf.tensor_types import TENSOR_TYPES
+from baton.sampling import SamplingParams
+from tests.support.engine.checkpoints import small_config
+from tests.support.engine.engines import config_of, load, mostly_slow, tokens
+from tests.support.engine.oracle import Oracle
+from tests.support.engine.prompts import NUM_TOKENS, random_prompt
+from tests.support.gguf.models import (
+    GGUF_FAMILIES,
+    blocks_config,
+    random_model,
+    save_family,
+)
+from tests.support.gguf.vocabularies import sentence_piece
+from tests.support.gguf.writing import TYPES, write_gguf
+
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=True)
+
+
+def by_transformers(file: Path) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model
+
+
+def by_baton(file: Path, dtype: str = "float32") -> PreTrainedModel:
+    folder = str(checkpoint_folder(str(file), ()))
+    config = loader.load_config(folder)
+    return loader.load_model(folder, config, config_of(dtype=dtype), "eager")
+
+
+def assert_equal_weights(model: PreTrainedModel, other: PreTrainedModel) -> None:
+    weights = model.state_dict()
+    assert weights.keys() == other.state_dict().keys()
+    for name, weight in other.state_dict().items():
+        assert torch.equal(weight, weights[name]), name
+
+
+def test_gguf_in_every_type_answers_as_transformers(tmp_path: Path) -> None:
+    """Log-probabilities differ by the order of additions alone."""
+    file, names = tmp_path / "mixed.gguf", cycle(TYPES)
+    write_gguf(file, random_model(blocks_config()), sentence_piece(), lambda _name: next(names))
+    oracle = by_transformers(file)
+    assert_equal_weights(by_baton(file), oracle)
+    prompt = random_prompt(40, vocab_size=oracle.config.vocab_size)
+    (answer,) = load(str(file)).generate([prompt], GREEDY)
+    every = torch.tensor([(*prompt, *answer.token_ids)])
+    with torch.inference_mode():
+        rows = oracle(every).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    assert tuple(rows.argmax(-1).tolist()) == answer.token_ids
+    assert answer.logprobs == pytest.approx(rows.max(-1).values.tolist(), abs=2e-4)
+
+
+def test_tensor_types_are_those_of_the_package() -> None:
+    sizes = {number: (t.name, t.block_size, t.block_bytes) for number, t in TENSOR_TYPES.items()}
+    kinds = map(GGMLQuantizationType, sizes)
+    assert sizes == {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in kinds}
+    assert {t.name for t in TENSOR_TYPES.values()} == set(TYPES)
+
+
+@pytest.mark.parametrize(
+    "family", mostly_slow(GGUF_FAMILIES, "llama_llama3_rope", "qwen3_moe", "gemma3")
+)
+def test_gguf_answers_as_the_model_it_was_made_of(
+    family: str, tmp_path: Path, oracle: Oracle
+) -> None:
+    original, file = save_family(family, tmp_path)
+    prompts = [random_prompt(length, vocab_size=390) for length in (5, 70)]
+    expected = [oracle(original, prompt, NUM_TOKENS) for prompt in prompts]
+    assert tokens(load(file).generate(prompts, GREEDY)) == expected
+
+
+def test_gguf_of_experts_has_weights_of_transformers(tmp_path: Path) -> None:
+    file = tmp_path / "experts.gguf"
+    # Of experts, transformers takes the size that its class has.
+    config = small_config(
+        "Qwen3MoeConfig", head_dim=16, num_experts=4, num_experts_per_tok=2,
+        vocab_size=len(sentence_piece().tokens),
+    )  # fmt: skip
+    write_gguf(file, random_model(config), sentence_piece(), lambda _name: "Q8_0")
+    assert_equal_weights(by_baton(file), by_transformers(file))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gguf_weights_are_rounded_once(dtype: str, tmp_path: Path) -> None:
+    """Vectors of gemma3 are subtracted from before, which rounding would show."""
+    _, file = save_family("gemma3", tmp_path)
+    exact, rounded = by_baton(Path(file)), by_baton(Path(file), dtype)
+    assert_equal_weights(rounded, exact.to(getattr(torch, dtype)))

@@ -1,0 +1,1 @@
+"""GGUF files made of small models, by the package `gguf` of llama.cpp."""
