@@ -7,6 +7,8 @@ from textwrap import fill
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from baton.models.gguf.families import FAMILIES
+from baton.models.gguf.tensor_types import TENSOR_TYPES
 from baton.models.images.families import VISION_TOWERS
 from docs.tables import code, page, prose, table
 
@@ -34,6 +36,25 @@ refused."""
 _IMAGES = """These are served with images in prompts ([guide](../guides/images.md)). Other
 vision-language models are served for their text, as below, or refused by name. Tests compare small
 random checkpoints with transformers, token for token."""
+
+_GGUF = """```bash
+baton up --model Qwen3-0.6B-Q8_0.gguf
+baton up --model ./folder-with-one
+baton up --model Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf
+```
+
+A GGUF file is served with the tokenizer and the chat template in it, under its name without
+`.gguf`. Of a model in parts, name any of them. Weights are dequantized when they are loaded: on a
+CPU a model takes 4 bytes a value, with `--dtype bfloat16` 2, whatever the file takes. Answers are
+those of the model that the file was made of, up to its quantization; tests compare them token for
+token.
+
+The first process that meets a file describes it in `$XDG_CACHE_HOME/baton/gguf` (`~/.cache` if
+unset), which takes some seconds. Files of other architectures or tensor types, with a setting or a
+tensor that has no place in transformers' model, or with an unknown rule by which texts are split,
+are refused by name."""
+
+_TYPES = """Types of tensors, any of them in one file: {types}."""
 
 _REFUSED = "An ellipsis stands for a figure that depends on the weights."
 
@@ -70,6 +91,13 @@ def models() -> str:
         "## Served",
         _SERVED,
         table(head, served),
+        "## GGUF",
+        _GGUF,
+        table(
+            ("`general.architecture`", "architecture"),
+            [(code(name), code(family.architecture)) for name, family in FAMILIES.items()],
+        ),
+        _TYPES.format(types=", ".join(code(kind.name) for kind in TENSOR_TYPES.values())),
         "## Refused",
         _REFUSED,
         table((*head, "reason"), refused),

@@ -19,8 +19,10 @@ INTRODUCTION = (
 # What describes a checkpoint, and what its weights are read from.
 DESCRIPTION = ("*.json", "*.jinja", "tokenizer.model")
 WEIGHTS = ("*.safetensors",)
+GGUF = ".gguf"
 _HUB_ID_PARTS = 2
-_GGUF_ENDING = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
+_GGUF_ENDING = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")  # of a file, or of a part of one
+_PART = re.compile(r"-\d{5}-of-")
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -81,56 +83,37 @@ def checkpoint_folder(
         return folder
     if folder.is_file():
         raise UnsupportedModelError(f"{path!r} is a file; expected the folder of a checkpoint")
+    if folder.suffix == GGUF:
+        return _described_on_hub(path, on_bytes)
     model_id, revision = hub_id(path)
-    if folder.suffix == ".gguf":
-        raise UnsupportedModelError(f"the file {path!r} does not exist; expected a GGUF file")
     if _is_path(model_id):
         raise UnsupportedModelError(
             f"the folder {path!r} does not exist; expected a checkpoint's folder, a hub id such as "
             "Qwen/Qwen3-0.6B, 'tiny' or 'shapes'"
         )
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from baton.models.download import fetched
 
-    from baton.models.download import reporting
+    return fetched(model_id, revision, patterns, path, on_bytes)
 
-    try:
-        fetched = snapshot_download(
-            model_id,
-            revision=revision,
-            allow_patterns=list(patterns),
-            tqdm_class=reporting(on_bytes),
+
+def _described_on_hub(path: str, on_bytes: Callable[[int, int], None]) -> Path:
+    """Returns the folder that describes the GGUF file `ORGANISATION/NAME/FILE.gguf` of the hub,
+    whose other parts are fetched with it. Raises `UnsupportedModelError`."""
+    from baton.models.download import fetched
+    from baton.models.gguf.description import description_folder, gguf_files
+
+    *repository, name = Path(path).parts
+    files: Sequence[Path] = ()
+    if len(repository) == _HUB_ID_PARTS and not _is_path("/".join(repository)):
+        pattern = _PART.sub("-?????-of-", name)
+        snapshot = fetched("/".join(repository), None, (pattern,), path, on_bytes)
+        files = gguf_files(snapshot / name)
+    if not files:
+        raise UnsupportedModelError(
+            f"there is no file {path!r}; expected a GGUF file here, or one of the Hugging Face hub "
+            "as ORGANISATION/NAME/FILE.gguf"
         )
-        return Path(fetched)
-    except RepositoryNotFoundError:
-        raise UnsupportedModelError(
-            f"no folder {path!r} here, and the Hugging Face hub has no such model, or not for you: "
-            "check its name; a private one needs HF_TOKEN"
-        ) from None
-    except RevisionNotFoundError:
-        raise UnsupportedModelError(
-            f"the Hugging Face hub has no revision {revision!r} of {model_id!r}; expected a "
-            "branch, a tag or a commit"
-        ) from None
-    except LocalEntryNotFoundError as error:
-        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "no network"
-        if isinstance(error.__cause__, HfHubHTTPError):
-            why = str(error.__cause__).strip().split("\n")[0]
-        raise UnsupportedModelError(
-            f"no folder {path!r} here, and the Hugging Face hub cannot be reached ({why}); give a "
-            "folder, or a model that the hub's cache has"
-        ) from None
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        first_line = str(error).strip().split("\n")[0]
-        raise UnsupportedModelError(
-            f"no folder {path!r} here, and the Hugging Face hub gives no such model: {first_line}"
-        ) from None
+    return description_folder(files)
 
 
 def _is_path(model: str) -> bool:

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from baton.errors import UnsupportedModelError
-from baton.models import WEIGHTS, check_is_no_pointer, read_json
-from baton.models.gguf.header import read_header
+from baton.models import GGUF, WEIGHTS, check_is_no_pointer, read_json
+from baton.models.gguf.header import files_in, read_header
 
-GGUF = ".gguf"
 _INDEX = "model.safetensors.index.json"
 _ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _HEADER_BYTES = 8  # of the length of a file's header, as the format of safetensors has it
@@ -25,7 +24,7 @@ def weight_files(folder: Path) -> list[Path]:
         return sorted({folder / name for name in names})
     found = {file for pattern in WEIGHTS for file in folder.glob(pattern)}
     whole = sorted(file for file in found if file.name != _ADAPTER_WEIGHTS)
-    return whole or sorted(folder.glob(f"*{GGUF}"))
+    return whole or files_in(folder)
 
 
 def is_gguf(files: Sequence[Path]) -> bool:

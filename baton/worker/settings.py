@@ -42,9 +42,10 @@ class WorkerSettings(_EngineSettings):
     )
     model: str = Field(
         DEFAULT_MODEL,
-        description="Checkpoint: a folder, a hub id (or ID@REVISION), or 'tiny' or 'shapes', which "
-        "ship with Baton. Or NAME=CHECKPOINT, to serve it under a name of your own; it is the last "
-        "part of the checkpoint's path otherwise. Routers find the workers of a model by its name.",
+        description="Checkpoint: a folder, a GGUF file, a hub id (or ID@REVISION, or "
+        "ID/FILE.gguf), or 'tiny' or 'shapes', which ship with Baton. Or NAME=CHECKPOINT, to serve "
+        "it under a name of your own; it is the last part of the checkpoint's path otherwise. "
+        "Routers find the workers of a model by its name.",
     )
     engine_process: Literal["auto", "yes", "no"] = Field(
         "auto",

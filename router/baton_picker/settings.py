@@ -37,8 +37,8 @@ class PickerSettings(_WithLimits):
 
     model: str = Field(
         DEFAULT_MODEL,
-        description="Checkpoint whose tokenizer and chat template are used: a folder, a hub id (or "
-        "ID@REVISION), or 'tiny' or 'shapes', which ship with Baton.",
+        description="Checkpoint whose tokenizer and chat template are used: a folder, a GGUF file, "
+        "a hub id (or ID@REVISION, or ID/FILE.gguf), or 'tiny' or 'shapes', which ship with Baton.",
     )
     chat_template: str | None = Field(
         None,

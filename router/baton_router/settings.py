@@ -149,8 +149,9 @@ class RouterSettings(_RouterGroups):
     model: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_comma_separated)] = Field(
         (DEFAULT_MODEL,),
         min_length=1,
-        description="Checkpoint whose tokenizer and configuration are used: a folder, a hub id (or "
-        "ID@REVISION), or 'tiny' or 'shapes', which ship with Baton. Or NAME=CHECKPOINT, where its "
+        description="Checkpoint whose tokenizer and configuration are used: a folder, a GGUF file, "
+        "a hub id (or ID@REVISION, or ID/FILE.gguf), or 'tiny' or 'shapes', which ship with Baton. "
+        "Or NAME=CHECKPOINT, where its "
         "workers serve it under that name. Given several times, or several with commas between: "
         "the router serves several models, each by workers of its own, and requests that name none "
         "go to the first.",

@@ -11,6 +11,8 @@ import pytest
 
 from baton.models import hub_id, locate, named
 from baton.models.weights import weight_bytes
+from tests.support.gguf.models import small_gguf
+from tests.support.gguf.vocabularies import sentence_piece
 from tests.support.hub import REVISION, hub_with
 
 LOOKUP = """
@@ -63,9 +65,11 @@ def lookup(model: str, folder: Path, program: str = LOOKUP, **variables: str) ->
         ("someone/small", "no folder 'someone/small' here, and the Hugging Face hub cannot be re"),
         ("models/missing", "the folder 'models/missing' does not exist; expected a checkpoint's"),
         ("./missing", "the folder './missing' does not exist; expected a checkpoint's folder"),
-        ("models/none.gguf", "the file 'models/none.gguf' does not exist; expected a GGUF file"),
+        ("models/none.gguf", "there is no file 'models/none.gguf'; expected a GGUF file here, or"),
+        ("models/a/none.gguf", "there is no file 'models/a/none.gguf'; expected a GGUF file here"),
+        ("someone/small/q.gguf", "no folder 'someone/small/q.gguf' here, and the Hugging Face hub"),
     ],
-    ids=["hub id", "below a folder", "path", "GGUF"],
+    ids=["hub id", "below a folder", "path", "GGUF", "GGUF below", "GGUF of hub"],
 )
 def test_lookup_names_why_a_model_is_not_found(model: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
@@ -133,3 +137,21 @@ def test_download_reports_bytes_then_loading_does(tmp_path: Path) -> None:
     phase, *loaded = said[-1]
     assert (phase, loaded) == ("loading weights", [weight_bytes(tiny)] * 2)
     assert said.index(said[-1]) > len(downloading)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("parts", [1, 3])
+def test_fetch_downloads_gguf_file_with_its_parts(parts: int, tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    most = 4 if parts > 1 else 0
+    small_gguf(tmp_path / "made/small-Q8_0.gguf", sentence_piece(), split_max_tensors=most)
+    made = sorted(file.name for file in (tmp_path / "made").iterdir())
+    small_gguf(tmp_path / "made/small-Q8_0_L.gguf", sentence_piece())
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with hub_with("someone/small", tmp_path / "made") as address:
+        model = f"someone/small/{made[0]}"
+        folder = lookup(model, tmp_path, FETCH, HF_ENDPOINT=address, **cache)
+        refused = lookup("someone/small/none.gguf", tmp_path, HF_ENDPOINT=address, **cache)
+    assert sorted(file.name for file in Path(folder).glob("*.gguf")) == made
+    assert "there is no file 'someone/small/none.gguf'" in refused
+    assert named(model)[0] == "small-Q8_0"

@@ -199,7 +199,7 @@ REFUSED = {
 _OWN = {"auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
 # Content of config.json; None: a GGUF file alone.
 REFUSED_MODELS: dict[str, tuple[dict[str, object] | None, str]] = {
-    "quantised": (
+    "quantized": (
         {"model_type": "llama", "quantization_config": {"quant_method": "awq"}},
         "quantized by awq",
     ),

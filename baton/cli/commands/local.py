@@ -27,8 +27,8 @@ def up(
         list[str] | None,
         typer.Option(
             envvar="BATON_MODEL",
-            help="'tiny' or 'shapes' (shipped with Baton), a folder, or a hub id; or NAME=MODEL. "
-            "May be repeated: each model has workers of its own. Unset: tiny.",
+            help="'tiny' or 'shapes' (shipped with Baton), a folder, a GGUF file, or a hub id; or "
+            "NAME=MODEL. May be repeated: each model has workers of its own. Unset: tiny.",
         ),
     ] = None,
     encode: Annotated[
@@ -226,7 +226,7 @@ def demo() -> None:
 @command("Run")
 def fetch(
     models: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="Hub ids, or ID@REVISION.")
+        list[str], typer.Argument(metavar="MODEL...", help="Hub ids, ID@REVISION, or ID/FILE.gguf.")
     ],
 ) -> None:
     """Download models from the Hugging Face hub into its cache.
@@ -238,6 +238,7 @@ def fetch(
     Examples:
       baton fetch Qwen/Qwen3-0.6B
       HF_HOME=/cache/huggingface baton fetch org/model@v2
+      baton fetch Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf
     """
     from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder
 

@@ -52,8 +52,8 @@ class LocalCluster:
     counts the thread that called `start` or `restart` as parent: use one that lasts.
 
     Args:
-        model: "tiny", a folder or a hub id; several with commas between, of which each gets workers
-            of its own.
+        model: "tiny", a folder, a GGUF file or a hub id; several with commas between, of which
+            each gets workers of its own.
         num_prefill, num_decode, num_encode: workers of each model.
         port: port of the router; 0 takes a free one.
         admin_port: port of its admin service; likewise.

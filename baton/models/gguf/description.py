@@ -11,11 +11,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from baton.errors import UnsupportedModelError
-from baton.models import base_name
+from baton.models import GGUF, base_name
 from baton.models.gguf.configuration import configuration
-from baton.models.gguf.header import GgufHeader, parts_of, read_header
+from baton.models.gguf.header import GgufHeader, files_in, parts_of, read_header
 
-_SUFFIX = ".gguf"
 _FORMAT = 1  # of descriptions, to be raised with a change of what they contain
 
 
@@ -23,24 +22,16 @@ def gguf_files(path: Path) -> list[Path]:
     """Returns the GGUF files of a model that they alone describe: of a file, or of a folder; empty
     for any other. Raises `UnsupportedModelError` if a file of it is missing, or for several
     models."""
-    if path.is_file() and path.suffix == _SUFFIX:
+    if path.is_file() and path.suffix == GGUF:
         return parts_of(path)
-    if not path.is_dir() or _is_described(path):
-        return []
-    files = sorted(path.glob(f"*{_SUFFIX}"))
-    models = {base_name(file.name): file for file in reversed(files)}
-    if len(models) > 1:
-        raise UnsupportedModelError(
-            f"{str(path)!r} holds {len(models)} GGUF models; give one of them, such as "
-            f"{str(min(models.values()))!r}"
-        )
-    return parts_of(files[0]) if files else []
+    return files_in(path) if path.is_dir() and not _is_described(path) else []
 
 
 def description_folder(files: Sequence[Path]) -> Path:
     """Returns the folder that describes the model in `files`; writes it unless the cache has it.
     Raises `UnsupportedModelError` for a model that is not read."""
-    files = [file.resolve() for file in files]
+    # Not where links lead: the hub's cache names files by their content.
+    files = [file.parent.resolve() / file.name for file in files]
     folder = _cache() / f"{base_name(files[0].name)}-{_key(files)}"
     if not folder.is_dir():
         _check(read_header(files))  # rather than in a process

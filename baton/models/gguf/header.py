@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.errors import UnsupportedModelError
-from baton.models import check_is_no_pointer
+from baton.models import GGUF, base_name, check_is_no_pointer
 from baton.models.gguf.tensor_types import TENSOR_TYPES, TensorType, refusal
 
 _MAGIC = b"GGUF"
@@ -87,6 +87,19 @@ def read_header(files: Sequence[Path]) -> GgufHeader:
             "folder, under the names that they were made with"
         )
     return GgufHeader(tuple(files), metadata, tensors)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Returns the files of the GGUF model in a folder; empty if there is none. Raises
+    `UnsupportedModelError` for several, and as `parts_of`."""
+    files = sorted(folder.glob(f"*{GGUF}"))
+    models = {base_name(file.name): file for file in reversed(files)}
+    if len(models) > 1:
+        raise UnsupportedModelError(
+            f"{str(folder)!r} holds {len(models)} GGUF models; give one of them, such as "
+            f"{str(min(models.values()))!r}"
+        )
+    return parts_of(files[0]) if files else []
 
 
 def parts_of(file: Path) -> list[Path]:

@@ -29,7 +29,7 @@ before = memory("VmRSS")
 model = loader.load_model(folder, config, config_of(), "eager")
 print(memory("VmHWM") - before, sum(w.nbytes for w in model.state_dict().values()))
 """
-ALLOWANCE = 40 << 20  # bytes, for buffers of values and for what a first load imports
+SLACK = 40 << 20  # bytes, for buffers of values and for what a first load imports
 
 
 def test_gguf_load_holds_result_and_one_tensor(tmp_path: Path) -> None:
@@ -43,5 +43,5 @@ def test_gguf_load_holds_result_and_one_tensor(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     peak, result = map(int, ended.stdout.split())
-    assert result > 3 * ALLOWANCE
-    assert peak < result + 4 * 1024 * 2048 + ALLOWANCE
+    assert result > 3 * SLACK
+    assert peak < result + 4 * 1024 * 2048 + SLACK

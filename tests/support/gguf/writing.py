@@ -41,7 +41,7 @@ KEYS = {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 _GATE_UP = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.gate_up_proj")
-# Types to which the package quantises.
+# Types to which the package quantizes.
 _QUANTISED = (
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4",
 )  # fmt: skip
@@ -185,7 +185,7 @@ def _write_matrix(writer: GGUFWriter, name: str, values: np.ndarray, type_name: 
 
 
 def _random_blocks(kind: GGMLQuantizationType, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns blocks of any bytes with small scales: the package quantises to few types."""
+    """Returns blocks of any bytes with small scales: the package quantizes to few types."""
     block_size, block_bytes = GGML_QUANT_SIZES[kind]
     torch.manual_seed(int(kind))
     height, width = int(np.prod(shape[:-1])), shape[-1] // block_size

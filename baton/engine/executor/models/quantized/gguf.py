@@ -1,4 +1,4 @@
-"""Weights of a GGUF model, dequantised one by one as transformers asks for them.
+"""Weights of a GGUF model, dequantized one by one as transformers asks for them.
 
 The names of tensors and the arithmetic of their types are those of the package `gguf`. What
 llama.cpp's conversion changes in values is undone here, by architecture.
@@ -24,7 +24,7 @@ from baton.models.gguf.header import GgufHeader, GgufTensor, read_header
 
 Undo = Callable[[torch.Tensor], torch.Tensor]
 
-_CHUNK = 1 << 20  # values that are dequantised at once
+_CHUNK = 1 << 20  # values that are dequantized at once
 _SUFFIX = re.compile(r"\.(weight|bias)$")
 _GATE_UP = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.gate_up_proj")
 _QUERY_OR_KEY = re.compile(r"\.attn_([qk])\.")
@@ -143,7 +143,7 @@ def _in_halves(values: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def _read(tensor: GgufTensor, out: torch.Tensor) -> None:
-    """Dequantises a tensor into matrices `out` of its shape."""
+    """Dequantizes a tensor into matrices `out` of its shape."""
     at = 0
     for matrix in out.flatten(0, -3) if out.dim() > 2 else [out]:
         for rows in matrix.split(max(1, _CHUNK // tensor.shape[-1])):
