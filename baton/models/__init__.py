@@ -42,7 +42,7 @@ def name_and_checkpoint(model: str) -> tuple[str, str]:
     """Returns what `named` does, with the checkpoint as it is given: not that of a shipped model as
     its folder."""
     name, sign, checkpoint = model.partition("=")
-    if sign and not Path(model).is_dir():
+    if sign and not Path(model).exists():
         return name, checkpoint
     return base_name(model), model
 
@@ -54,9 +54,9 @@ def base_name(model: str) -> str:
 
 def hub_id(model: str) -> tuple[str, str | None]:
     """Returns the id and the revision (branch, tag or commit) of `ID@REVISION`; of an id alone and
-    of a folder the revision is None."""
+    of a path the revision is None."""
     name, sign, revision = model.partition("@")
-    if not sign or Path(model).is_dir() or _is_path(name):
+    if not sign or Path(model).exists() or _is_path(name):
         return model, None
     return name, revision
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from baton.errors import UnsupportedModelError
 from baton.models import GGUF, WEIGHTS, check_is_no_pointer, read_json
+from baton.models.gguf.families import family_of
 from baton.models.gguf.header import files_in, read_header
 
 _INDEX = "model.safetensors.index.json"
@@ -54,7 +55,7 @@ def check_weights(folder: Path) -> None:
             f"among them, which {_INDEX} names; download the model again"
         )
     if is_gguf(files):
-        read_header(files)
+        family_of(read_header(files).architecture)
         return
     for file in files:
         _check_is_whole(file)

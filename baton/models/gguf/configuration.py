@@ -16,6 +16,15 @@ ROPE_FACTORS = "rope_freqs.weight"
 EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
 _LONG_ROPE = "rope_factors_long.weight"
 _TOKENS = "tokenizer.ggml.{}_token_id"
+_SAMPLING = "general.sampling."
+_SAMPLING_NAMES = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+_REQUIRED = ("attention.head_count", "block_count", "context_length", "embedding_length")
 # They change nothing, or are read together with others.
 _READ = (
     *("vocab_size", "attention.value_length", "attention.key_length", "rope.dimension_count"),
@@ -58,16 +67,30 @@ def configuration(header: GgufHeader) -> dict[str, Any]:
         **_token_ids(header.metadata),
         "vocab_size": header.tensors[EMBEDDINGS].shape[0],
         "tie_word_embeddings": OUTPUT not in header.tensors,
+        "dtype": _dtype(header),
     }
 
 
+def generation(header: GgufHeader) -> dict[str, Any]:
+    """Returns the content of `generation_config.json`: the sampling that the model's authors
+    recommend; empty if the file has none."""
+    named = {_SAMPLING + key: name for key, name in _SAMPLING_NAMES.items()}
+    return {name: header.metadata[key] for key, name in named.items() if key in header.metadata}
+
+
+def _dtype(header: GgufHeader) -> str:
+    """Returns the dtype in which a GPU computes by default: that of the matrices, if they are not
+    quantized."""
+    kinds = {tensor.stored_as.name for tensor in header.tensors.values()} - {"F32"}
+    return "float32" if not kinds else "float16" if kinds == {"F16"} else "bfloat16"
+
+
 def _check_all_read(settings: Mapping[str, Any], family: Family, header: GgufHeader) -> None:
-    missing = {"context_length", "embedding_length", "block_count", "attention.head_count"}
-    missing -= settings.keys()
-    if missing or EMBEDDINGS not in header.tensors:
-        lacking = min(missing) if missing else EMBEDDINGS
+    missing = [key for key in _REQUIRED if not settings.get(key)]
+    missing += [EMBEDDINGS] if EMBEDDINGS not in header.tensors else []
+    if missing:
         raise UnsupportedModelError(
-            f"{str(header.files[0])!r} lacks {lacking}; download it again, or another file"
+            f"{str(header.files[0])!r} lacks {missing[0]}; download it again, or another file"
         )
     for key, value in sorted(settings.items()):
         if value and key not in family.names and key not in _READ:

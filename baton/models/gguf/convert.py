@@ -4,9 +4,10 @@ FILE...`. Its last line of stderr is the reason if it fails."""
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from baton.errors import UnsupportedModelError
-from baton.models.gguf.configuration import configuration
+from baton.models.gguf.configuration import configuration, generation
 from baton.models.gguf.header import read_header
 from baton.models.gguf.tokenizer import write_tokenizer
 
@@ -14,9 +15,14 @@ from baton.models.gguf.tokenizer import write_tokenizer
 def main(folder: str, *files: str) -> None:
     """Writes configuration and tokenizer of the model in `files` to a folder."""
     header = read_header([Path(file) for file in files])
-    content = json.dumps(configuration(header), indent=2)
-    (Path(folder) / "config.json").write_text(content + "\n", "utf-8")
+    _write(configuration(header), Path(folder) / "config.json")
+    if sampling := generation(header):
+        _write(sampling, Path(folder) / "generation_config.json")
     write_tokenizer(header, Path(folder))
+
+
+def _write(content: dict[str, Any], file: Path) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,19 @@
 """Paths of GGUF models: files, folders and parts, each described once."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from baton.engine.executor.models import loader
+from baton.errors import UnsupportedModelError
 from baton.models import checkpoint_folder, named
+from baton.models.gguf.configuration import configuration
+from baton.models.gguf.header import read_header
+from baton.models.support import check_model
+from tests.support.engine.engines import config_of
 from tests.support.gguf.models import blocks_config, random_model, small_gguf
 from tests.support.gguf.vocabularies import sentence_piece
 from tests.support.gguf.writing import write_gguf
@@ -69,3 +75,27 @@ def test_gguf_of_other_values_has_another_fingerprint(tmp_path: Path) -> None:
         )
         made[name] = fingerprint(tmp_path / name)
     assert made["first"] == made["elsewhere"] != made["other"]
+
+
+def test_gguf_beside_a_description_is_its_weights(tmp_path: Path) -> None:
+    """A folder with the files of the original checkpoint, and GGUF in place of its weights."""
+    file = small_gguf(tmp_path / "model.gguf", sentence_piece())
+    for described_file in described(file).iterdir():
+        if described_file.suffix == ".json":
+            shutil.copy(described_file, tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert described(tmp_path) == tmp_path
+    config = loader.load_config(str(tmp_path))
+    model = loader.load_model(str(tmp_path), config, config_of(), "eager")
+    assert loader.eos_token_ids(config, model) == {7, 9}
+    small_gguf(file, sentence_piece(), metadata={"general.architecture": "mamba"})
+    with pytest.raises(UnsupportedModelError, match="of architecture 'mamba' are not read"):
+        check_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("type_name", "dtype"), [("F32", "float32"), ("F16", "float16"), ("Q8_0", "bfloat16")]
+)
+def test_gguf_names_the_dtype_of_gpus(type_name: str, dtype: str, tmp_path: Path) -> None:
+    file = small_gguf(tmp_path / "m.gguf", sentence_piece(), type_of=lambda _name: type_name)
+    assert configuration(read_header([file]))["dtype"] == dtype

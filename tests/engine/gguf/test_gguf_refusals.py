@@ -1,6 +1,8 @@
 """GGUF files that are not served, each with the reason, before a process is started."""
 
+import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import pytest
 
 from baton.engine.llm import LLM
 from baton.errors import UnsupportedModelError
+from baton.models.gguf.configuration import configuration
+from baton.models.gguf.header import read_header
 from baton.models.support import check_model
 from tests.support.engine.engines import config_of, mostly_slow
 from tests.support.gguf.models import small_gguf
@@ -113,6 +117,20 @@ def test_gguf_is_refused_before_its_load_by_name(name: str, tmp_path: Path) -> N
         check_model(str(folder))
     assert len(str(refusal.value).splitlines()) == 1
     assert not list(tmp_path.glob("cache/baton/gguf/*"))
+
+
+def test_header_with_any_bytes_is_read_or_refused(tmp_path: Path) -> None:
+    file = small_gguf(tmp_path / "model.gguf", sentence_piece())
+    content, source = file.read_bytes(), random.Random(0)
+    outcomes = set()
+    for _ in range(400):
+        changed = bytearray(content)
+        for _ in range(source.choice([1, 2, 9])):
+            changed[source.randrange(4, 2000)] = source.choice([0, 1, 255, source.randrange(256)])
+        file.write_bytes(changed)
+        with suppress(UnsupportedModelError):
+            outcomes.add(configuration(read_header([file]))["model_type"])
+    assert outcomes == {"llama"}
 
 
 def test_gguf_tensor_without_a_place_is_refused_by_name(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Tokenizers of GGUF files in the router: tokens, texts and prompts as transformers makes them of
 the same files, without torch."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -105,3 +106,34 @@ def test_gguf_is_described_without_torch_alike(tmp_path: Path) -> None:
 
 def test_router_of_gguf_loads_no_library_of_its_conversion(tmp_path: Path) -> None:
     assert run(ROUTER, small_gguf(tmp_path / "small.gguf", sentence_piece())) == "[]"
+
+
+def test_gguf_metadata_reach_the_model_card(tmp_path: Path) -> None:
+    """A prefix space that is turned off, another template, sampling, and a further end."""
+    metadata = {
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.chat_templates": ["tool_use"],
+        "tokenizer.chat_template.tool_use": "{{ tools }}",
+        "tokenizer.ggml.eot_token_id": 4,
+        "general.sampling.temp": 0.5,
+    }
+    file = small_gguf(tmp_path / "small.gguf", sentence_piece(), metadata=metadata)
+    card = read_model_card(str(file))
+    texts = ["hello world", " hello world"]
+    token_ids = [card.tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    assert list(map(card.tokenizer.decode, token_ids)) == texts
+    assert card.tool_template == "{{ tools }}"
+    assert card.eos_token_ids == {2, 4}
+    described = json.loads((file_of(file, "generation_config.json")).read_text())
+    assert described == {"temperature": 0.5}
+
+
+@pytest.mark.slow
+def test_gguf_of_digits_splits_them_one_by_one(tmp_path: Path) -> None:
+    file = small_gguf(tmp_path / "small.gguf", replace(byte_level(), split="smollm"))
+    assert read_model_card(str(file)).tokenizer.encode("in 2026").tokens[-4:] == list("2026")
+
+
+def file_of(gguf: Path, name: str) -> Path:
+    """Returns a file of what describes a GGUF file."""
+    return checkpoint_folder(str(gguf), DESCRIPTION) / name

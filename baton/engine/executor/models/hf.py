@@ -11,6 +11,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "AutoModelForCausalLM",
     "AutoModelForImageTextToText",
     "AutoTokenizer",
+    "GenerationConfig",
     "PreTrainedModel",
     "PretrainedConfig",
     "reporting_progress",
