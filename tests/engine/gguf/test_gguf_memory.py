@@ -22,6 +22,8 @@ def memory(name):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
+import transformers.models.llama.modeling_llama
+
 folder = str(checkpoint_folder(sys.argv[1], ()))
 config = loader.load_config(folder)
 Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
@@ -29,12 +31,12 @@ before = memory("VmRSS")
 model = loader.load_model(folder, config, config_of(), "eager")
 print(memory("VmHWM") - before, sum(w.nbytes for w in model.state_dict().values()))
 """
-SLACK = 40 << 20  # bytes, for buffers of values and for what a first load imports
+SLACK = 30 << 20  # bytes, for buffers of values and for what a first load imports
 
 
 def test_gguf_load_holds_result_and_one_tensor(tmp_path: Path) -> None:
     config = small_config(
-        "LlamaConfig", hidden_size=1024, intermediate_size=2048, num_hidden_layers=4, vocab_size=398
+        "LlamaConfig", hidden_size=512, intermediate_size=1024, num_hidden_layers=8, vocab_size=398
     )
     file = tmp_path / "model.gguf"
     write_gguf(file, random_model(config), sentence_piece(), lambda _name: "Q4_K")
@@ -43,5 +45,5 @@ def test_gguf_load_holds_result_and_one_tensor(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stderr
     peak, result = map(int, ended.stdout.split())
-    assert result > 3 * SLACK
-    assert peak < result + 4 * 1024 * 2048 + SLACK
+    assert result > 2 * SLACK
+    assert peak < result + 4 * 512 * 1024 + SLACK

@@ -25,7 +25,7 @@ from baton.models.gguf.header import GgufHeader, GgufTensor, read_header
 Undo = Callable[[torch.Tensor], torch.Tensor]
 
 _GENERATION = "generation_config.json"
-_CHUNK = 1 << 20  # values that are dequantized at once
+_CHUNK = 1 << 18  # values that are dequantized at once
 _SUFFIX = re.compile(r"\.(weight|bias)$")
 _GATE_UP = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.gate_up_proj")
 _QUERY_OR_KEY = re.compile(r"\.attn_([qk])\.")
