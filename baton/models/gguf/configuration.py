@@ -30,8 +30,9 @@ _READ = (
     *("vocab_size", "attention.value_length", "attention.key_length", "rope.dimension_count"),
     *("rope.freq_base", "rope.freq_base_swa", "rope.scaling.type", "rope.scaling.factor"),
     *("rope.scaling.original_context_length", "rope.scaling.finetuned", "attention.causal"),
-    *("attention.head_count_kv", "expert_count"),
+    *("attention.head_count_kv", "expert_count", "tensor_data_layout"),
 )
+_NONE_IF_ZERO = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 # Lengths that models with `ROPE_FACTORS` may have had before they were extended.
 _ORIGINAL_LENGTHS = tuple(2**n for n in range(13, 4, -1)) + tuple(2**n for n in range(14, 21))
@@ -54,6 +55,7 @@ def configuration(header: GgufHeader) -> dict[str, Any]:
         if key in settings
     }
     head_dim = _head_dim(settings)
+    named |= {name: None for name in _NONE_IF_ZERO if named.get(name) == 0}
     if family.num_layers_of_largest is not None:
         is_largest = settings["block_count"] == family.num_layers_of_largest
         per_head = settings["embedding_length"] // settings["attention.head_count"]

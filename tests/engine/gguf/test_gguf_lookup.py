@@ -10,8 +10,6 @@ import torch
 from baton.engine.executor.models import loader
 from baton.errors import UnsupportedModelError
 from baton.models import checkpoint_folder, named
-from baton.models.gguf.configuration import configuration
-from baton.models.gguf.header import read_header
 from baton.models.support import check_model
 from tests.support.engine.engines import config_of
 from tests.support.gguf.models import blocks_config, random_model, small_gguf
@@ -91,11 +89,3 @@ def test_gguf_beside_a_description_is_its_weights(tmp_path: Path) -> None:
     small_gguf(file, sentence_piece(), metadata={"general.architecture": "mamba"})
     with pytest.raises(UnsupportedModelError, match="of architecture 'mamba' are not read"):
         check_model(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("type_name", "dtype"), [("F32", "float32"), ("F16", "float16"), ("Q8_0", "bfloat16")]
-)
-def test_gguf_names_the_dtype_of_gpus(type_name: str, dtype: str, tmp_path: Path) -> None:
-    file = small_gguf(tmp_path / "m.gguf", sentence_piece(), type_of=lambda _name: type_name)
-    assert configuration(read_header([file]))["dtype"] == dtype
