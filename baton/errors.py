@@ -45,6 +45,13 @@ class ContextLengthError(InvalidArgumentError):
         return ContextLengthError(field, problem, self.size, self.limit, self.unit)
 
 
+class EngineLimitError(InvalidArgumentError):
+    """Request beyond a limit of one engine, such as its KV pool; a larger one may serve it."""
+
+    def named(self, field: str, problem: str) -> "EngineLimitError":
+        return EngineLimitError(field, problem)
+
+
 class OverloadedError(BatonError):
     """Overload: no capacity now. Worth retrying after `retry_after` seconds."""
 

@@ -255,6 +255,11 @@ class SamplingParams:
         return self.beam_width or self.best_of or self.n
 
     @property
+    def sequences_field(self) -> str:
+        """Field that sets `num_sequences`."""
+        return "beam_width" if self.beam_width else "best_of" if self.best_of else "n"
+
+    @property
     def is_ranked(self) -> bool:
         """True if the returned sequences are known only when all have ended."""
         return self.beam_width > 0 or self.num_sequences > self.n

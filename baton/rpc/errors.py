@@ -17,6 +17,7 @@ from baton.errors import (
     ContextLengthError,
     DataLossError,
     DeadlineExceededError,
+    EngineLimitError,
     FailedPreconditionError,
     InternalError,
     InvalidArgumentError,
@@ -33,6 +34,7 @@ DETAILS_KEY = "grpc-status-details-bin"
 DOMAIN = "baton"
 
 REASONS: dict[type[BatonError], str] = {
+    EngineLimitError: "ENGINE_LIMIT",
     LeaseNotOpenedError: "LEASE_NOT_OPENED",
     UnsupportedModelError: "UNSUPPORTED_MODEL",
 }
@@ -185,7 +187,11 @@ def _invalid_argument(message: str, status: status_pb2.Status) -> InvalidArgumen
     violation = bad_request.field_violations[0]
     error = InvalidArgumentError(violation.field, violation.description)
     info = _detail(status, error_details_pb2.ErrorInfo)
-    if info is None or (info.domain, info.reason) != (DOMAIN, _CONTEXT_LENGTH):
+    if info is None or info.domain != DOMAIN:
+        return error
+    if info.reason == REASONS[EngineLimitError]:
+        return EngineLimitError(error.field, error.problem)
+    if info.reason != _CONTEXT_LENGTH:
         return error
     for unit, (size, limit) in _LENGTHS.items():
         try:

@@ -3,13 +3,19 @@
 from baton.engine.config import EngineConfig
 from baton.engine.scheduler.scheduling.policy import POLICIES
 from baton.engine.scheduler.sequences.config import Preemption
-from baton.errors import FailedPreconditionError, InvalidArgumentError, OverloadedError
+from baton.errors import (
+    ContextLengthError,
+    EngineLimitError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    OverloadedError,
+)
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from baton.v1 import admin_pb2, prefill_pb2
 from baton.worker.settings import WorkerSettings
 from tests.support.failures import failure_of
 from tests.support.worker.pair import TIMEOUT, pair_of
-from tests.support.worker.reference import prompt_of
+from tests.support.worker.reference import alone, prompt_of
 
 GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
 BROKEN = SamplingParams(max_tokens=6, grammar=Grammar(GrammarKind.REGEX, "(["))
@@ -64,8 +70,35 @@ async def test_decode_worker_refuses_more_sequences_than_it_runs(checkpoint):
     async with pair_of(checkpoint("llama")) as pair:
         call = pair.to_decode.Generate(pair.decode_request(prompt_of(9), many), timeout=TIMEOUT)
         failure = await failure_of(call)
-    assert isinstance(failure, InvalidArgumentError)
+    assert isinstance(failure, EngineLimitError)
     assert failure.field == "sampling.n"
+
+
+async def test_workers_call_refusals_by_own_pool_limits_by_name(checkpoint):
+    beams = SamplingParams(max_tokens=6, beam_width=4)
+    async with pair_of(checkpoint("llama"), num_blocks=10) as pair:
+        prefill = pair.prefill_request(prompt_of(161), GREEDY)
+        long, wide = (
+            pair.decode_request(prompt_of(161), GREEDY),
+            pair.decode_request(prompt_of(40), beams),
+        )
+        for call in (
+            pair.to_prefill.Prefill(prefill, timeout=TIMEOUT),
+            pair.to_decode.Generate(long, timeout=TIMEOUT),
+            pair.to_decode.Generate(wide, timeout=TIMEOUT),
+        ):
+            assert isinstance(await failure_of(call), EngineLimitError)
+
+
+async def test_prefill_worker_bounds_prompt_alone_by_its_length(checkpoint):
+    async with pair_of(checkpoint("llama"), prefill={"max_model_len": 48}) as pair:
+        params = SamplingParams(max_tokens=40, ignore_eos=True)
+        prompt = prompt_of(47)
+        answer = await pair.hand_over(prompt, params)
+        assert answer.outputs[0].token_ids == alone(checkpoint("llama"), [prompt], params)[0][0]
+        long = pair.prefill_request(prompt_of(48), params)
+        failure = await failure_of(pair.to_prefill.Prefill(long, timeout=TIMEOUT))
+        assert isinstance(failure, ContextLengthError)
 
 
 async def test_promised_capacity_counts_shared_prompt_once(checkpoint):

@@ -11,7 +11,7 @@ from baton.engine.executor.memory.pool_size import peak_blocks
 from baton.engine.facts import EngineFacts, ModelInfo
 from baton.engine.request import EngineRequest, KvSource, Purpose
 from baton.engine.scheduler.sequences.encoder_inputs import check_encoder_inputs
-from baton.errors import FailedPreconditionError, InvalidArgumentError
+from baton.errors import EngineLimitError, FailedPreconditionError, InvalidArgumentError
 from baton.models.images.encoder_input import CONTENT_HASH_BYTES, EncoderInput
 from baton.models.images.image_format import ImageFormat
 from baton.models.pooling import why_not
@@ -45,7 +45,7 @@ class RequestCheck:
                 "num_prompt_tokens",
                 f"is {request.num_prompt_tokens}; must be in [1, {len(request.token_ids)}]",
             )
-        check_length(request.num_prompt_tokens, request.params.max_tokens, self._info.max_model_len)
+        self._check_length(request)
         if len(request.token_ids) - request.num_prompt_tokens >= request.params.max_tokens:
             raise InvalidArgumentError(
                 "sampling.max_tokens", "is already reached by the output given"
@@ -58,7 +58,7 @@ class RequestCheck:
         for layout, num_blocks in zip(self._facts.layouts, self._facts.num_blocks, strict=True):
             needed = self._num_blocks_for(request, layout)
             if needed > num_blocks:
-                raise InvalidArgumentError(
+                raise EngineLimitError(
                     "token_ids",
                     f"with what is to follow, they need {needed} KV blocks; the pool has "
                     f"{num_blocks}: ask for fewer tokens, or enlarge it (--num-blocks)",
@@ -77,11 +77,19 @@ class RequestCheck:
             )
         most = min(facts.encoder_cache_tokens, facts.encoder_budget)
         if not 1 <= encoder_input.length <= most:
-            raise InvalidArgumentError(
-                f"{field}.length", f"is {encoder_input.length}; expected 1 to {most}"
-            )
+            kind = EngineLimitError if encoder_input.length > most else InvalidArgumentError
+            raise kind(f"{field}.length", f"is {encoder_input.length}; expected 1 to {most}")
         if has_tensors:
             _check_tensors(self._info.images, encoder_input, field)
+
+    def _check_length(self, request: EngineRequest) -> None:
+        """Raises `ContextLengthError` if a sequence would be too long. Another engine writes the
+        output of a prefill, but for its first token."""
+        if request.purpose is Purpose.PREFILL:
+            check_length(len(request.token_ids), 1, self._info.max_model_len)
+        else:
+            num_prompt_tokens, max_tokens = request.num_prompt_tokens, request.params.max_tokens
+            check_length(num_prompt_tokens, max_tokens, self._info.max_model_len)
 
     def _check_images(self, request: EngineRequest) -> None:
         """Raises if a request's images do not fit the model, its prompt or the encoder."""
@@ -106,9 +114,8 @@ class RequestCheck:
         if request.purpose is Purpose.PREFILL:
             return
         if num_sequences > self._facts.max_num_seqs:
-            field = "beam_width" if params.beam_width else "best_of" if params.best_of else "n"
-            raise InvalidArgumentError(
-                f"sampling.{field}",
+            raise EngineLimitError(
+                f"sampling.{params.sequences_field}",
                 f"asks for {num_sequences} sequences; this engine runs {self._facts.max_num_seqs} "
                 "at once (--max-num-seqs)",
             )
@@ -177,14 +184,14 @@ def why_no_images(info: ModelInfo) -> str:
 
 
 def _check_uncut(inputs: SequenceOf[EncoderInput], num_prompt_tokens: int, most: int) -> None:
-    """Raises `InvalidArgumentError` for an image that one step could not compute, or that no text
-    follows: the last token of a prompt may be computed apart, and images side by side would be one
-    to transformers."""
+    """Raises `EngineLimitError` for an image that one step could not compute, and
+    `InvalidArgumentError` for one that no text follows: the last token of a prompt may be computed
+    apart, and images side by side would be one to transformers."""
     starts = [*(i.start for i in inputs[1:]), num_prompt_tokens]
     for i, (encoder_input, next_start) in enumerate(zip(inputs, starts, strict=True)):
         field = f"encoder_inputs[{i}]"
         if encoder_input.length > most:
-            raise InvalidArgumentError(
+            raise EngineLimitError(
                 field,
                 f"is {encoder_input.length} tokens long, which one step has to compute; beside "
                 f"decodes it has room for {most}: raise max_num_batched_tokens, "

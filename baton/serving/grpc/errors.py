@@ -2,6 +2,7 @@
 
 InvalidArgumentError      INVALID_ARGUMENT + BadRequest
 ContextLengthError        INVALID_ARGUMENT + BadRequest, ErrorInfo
+EngineLimitError          INVALID_ARGUMENT + BadRequest, ErrorInfo
 OverloadedError           RESOURCE_EXHAUSTED + RetryInfo
 UnavailableError          UNAVAILABLE
 FailedPreconditionError   FAILED_PRECONDITION
@@ -104,15 +105,18 @@ def _details_of(error: BaseException) -> list[Message]:
         details: list[Message] = [error_details_pb2.BadRequest(field_violations=[violation])]
         if isinstance(error, errors.ContextLengthError):
             details.append(context_length_info(error))
-        return details
+        return [*details, *_reason_of(error)]
     if isinstance(error, errors.OverloadedError):
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromTimedelta(timedelta(seconds=error.retry_after))
         return [retry]
+    return _reason_of(error)
+
+
+def _reason_of(error: BaseException) -> list[Message]:
+    """Returns the detail with the error's reason; none if its code says all."""
     reason = next((REASONS[kind] for kind in type(error).__mro__ if kind in REASONS), None)
-    if reason is not None:
-        return [error_details_pb2.ErrorInfo(domain=DOMAIN, reason=reason)]
-    return []
+    return [] if reason is None else [error_details_pb2.ErrorInfo(domain=DOMAIN, reason=reason)]
 
 
 def _shortened(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from baton.errors import InvalidArgumentError
+from baton.errors import EngineLimitError, InvalidArgumentError
 from baton.models.images.encoder_input import EncoderInput
 
 
@@ -13,7 +13,8 @@ def check_encoder_inputs(
     compute_budget: int,
     field: str = "encoder_inputs",
 ) -> None:
-    """Raises `InvalidArgumentError` for an encoder input that could never be scheduled.
+    """Raises `InvalidArgumentError` for an encoder input that could never be scheduled; an
+    `EngineLimitError` if it is larger than one of the last two arguments.
 
     Args:
         num_tokens: tokens of the prompt, in which the spans lie, in order and without overlap.
@@ -35,7 +36,7 @@ def check_encoder_inputs(
         if encoder_input.end > num_tokens:
             raise InvalidArgumentError(at, f"{span}; the prompt has {num_tokens} tokens")
         if length > most:
-            raise InvalidArgumentError(at, f"is {length} tokens long; the {limit} holds {most}")
+            raise EngineLimitError(at, f"is {length} tokens long; the {limit} holds {most}")
         if lengths.setdefault(encoder_input.content_hash, length) != length:
             raise InvalidArgumentError(at, "has the content hash of an input of another length")
         free_from = encoder_input.end
