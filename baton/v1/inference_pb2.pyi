@@ -1686,7 +1686,7 @@ class GetModelResponse(_message.Message):
     vocab_size: _builtins.int
     """Number of token ids in the model's vocabulary."""
     max_model_len: _builtins.int
-    """Maximum number of tokens of one sequence, prompt and output together."""
+    """Maximum number of tokens of one sequence, prompt and output together, on the largest worker."""
     has_chat_template: _builtins.bool
     """True if the checkpoint has a chat template, so that `GenerateRequest.chat` works."""
     fingerprint: _builtins.str

@@ -28,6 +28,7 @@ _OPTIONAL = {
     b"version",
     b"pooled_output",
     b"keeps_role",
+    b"max_num_seqs",
 }
 
 MAX_ID_BYTES = 256
@@ -81,6 +82,7 @@ class WorkerRecord:
         pooled_output: "embedding" or "score" for a model that has such an output in place of text;
             empty: it generates.
         keeps_role: it cannot change its role.
+        max_num_seqs: maximum sequences that run at once; 0: not reported, as by older workers.
     """
 
     id: str
@@ -103,6 +105,7 @@ class WorkerRecord:
     version: str = ""
     pooled_output: str = ""
     keeps_role: bool = False
+    max_num_seqs: int = 0
 
     @property
     def pairing(self) -> bytes:
@@ -139,6 +142,7 @@ class WorkerRecord:
             "version": self.version,
             "pooled_output": self.pooled_output,
             "keeps_role": int(self.keeps_role),
+            "max_num_seqs": self.max_num_seqs,
         }
 
     @classmethod
@@ -172,6 +176,7 @@ class WorkerRecord:
             version=_text(fields.get(b"version", b"")),
             pooled_output=_text(fields.get(b"pooled_output", b"")),
             keeps_role=_number(fields.get(b"keeps_role", b"0")) != 0,
+            max_num_seqs=_number(fields.get(b"max_num_seqs", b"0")),
         )
 
 

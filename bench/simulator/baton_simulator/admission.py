@@ -6,7 +6,6 @@ place of the event loop."""
 from collections.abc import Callable
 
 from baton.errors import BatonError
-from baton_router.call.request import Demand
 from baton_router.routing.admission.admission_queue import (
     POLL_SECONDS,
     AdmissionQueue,
@@ -47,8 +46,8 @@ class AdmissionController:
         self._on_admitted = on_admitted
         self._on_refused = on_refused
         self._seconds = float("inf") if setup.ttft_deadline is None else setup.ttft_deadline
-        self._forecasts = Forecasts(
-            lambda job, _: decide(job), _demand_of, admission, lambda: clock.now
+        self._forecasts: Forecasts[Job] = Forecasts(
+            lambda job, _: decide(job), lambda job: job.demand, admission, lambda: clock.now
         )
         self._queue: AdmissionQueue[Job] = AdmissionQueue(
             Quotas(clock=lambda: clock.now), self._forecasts, clock=lambda: clock.now
@@ -107,7 +106,3 @@ class AdmissionController:
             self._queue.remove(waiting)
             self._on_refused(job, expired())
             self.poll()
-
-
-def _demand_of(job: Job) -> Demand:
-    return Demand(job.num_prompt_tokens, job.num_output_tokens)

@@ -20,7 +20,7 @@ from baton_decode_worker.capacity import Capacity, num_blocks_on_arrival
 from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.lifecycle.retry_budget import RetryBudget
-from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.candidate import Candidate, WorkerLimits
 from baton_router.routing.fleet.decayed_counter import coarse
 from baton_router.routing.fleet.load import Load, Share
 from baton_router.routing.fleet.pending_prefixes import PendingPrefixes, held_blocks
@@ -126,6 +126,9 @@ class Cluster:
         self._moment = 0.0
         self._decided: dict[tuple[int, frozenset[str]], Decision] = {}
         self._room = setup.max_len
+        self._limits = WorkerLimits(
+            setup.max_len, setup.block_size, setup.num_blocks, setup.machine.max_num_seqs
+        )
         self._num_ended = 0
         self._on_progress: OnProgress = lambda _done, _total, _now: None
         longest = max((job.num_prompt_tokens + job.num_output_tokens for job in jobs), default=1)
@@ -227,6 +230,7 @@ class Cluster:
                 num_cached_tokens=0,
                 max_held_tokens=self._room,
                 rates=self.rates,
+                limits=self._limits,
             )
         return seen._replace(num_cached_tokens=cached) if cached else seen
 
@@ -310,6 +314,7 @@ class Cluster:
             job.num_prompt_tokens,
             candidates,
             images=tuple(i.hashed for i in job.encoder_inputs),
+            demand=job.demand,
         )
         return Decision(self._rules, inputs, self._rules.decide(inputs))
 

@@ -9,6 +9,7 @@ from baton.engine.request import EngineRequest, KvSource, Purpose
 from baton.engine.scheduler.sequences.sequence import Request
 from baton.models.images.encoder_input import CONTENT_HASH_BYTES, EncoderInput
 from baton.sampling import SamplingParams
+from baton_router.call.request import Demand
 from baton_simulator.traces import TraceRow
 
 VOCAB_SIZE = 2**15
@@ -59,6 +60,10 @@ class Job:
     @property
     def num_output_tokens(self) -> int:
         return max(1, self.row.num_output_tokens)
+
+    @property
+    def demand(self) -> Demand:
+        return Demand(self.num_prompt_tokens, self.num_output_tokens)
 
     @property
     def token_id(self) -> int:

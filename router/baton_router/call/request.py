@@ -28,12 +28,21 @@ class Demand:
         max_tokens: tokens of each answer.
         num_answers: sequences that are returned.
         num_sequences: sequences that are generated for them.
+        num_together: sequences that continue together or not at all, as beams do.
+        sequences_field: sampling parameter that sets `num_sequences`.
     """
 
     num_tokens: int
     max_tokens: int
     num_answers: int = 1
     num_sequences: int = 1
+    num_together: int = 1
+    sequences_field: str = "n"
+
+    @property
+    def max_len(self) -> int:
+        """Maximum tokens of a sequence, prompt and output together."""
+        return self.num_tokens + self.max_tokens
 
     def tokens_with(self, num_output_tokens: int) -> int:
         """Returns the tokens of the prompt and of all sequences if the answers have
@@ -80,7 +89,14 @@ class Request:
     @property
     def demand(self) -> Demand:
         params = self.params
-        return Demand(len(self.token_ids), params.max_tokens, params.n, params.num_sequences)
+        return Demand(
+            len(self.token_ids),
+            params.max_tokens,
+            params.n,
+            params.num_sequences,
+            params.beam_width or 1,
+            params.sequences_field,
+        )
 
     @property
     def most_tokens(self) -> int:

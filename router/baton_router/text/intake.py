@@ -87,7 +87,7 @@ class Intake:
     async def read(
         self, call: GenerateCall, max_model_len: int, tenant: Tenant = ANONYMOUS
     ) -> Request:
-        """Validates and tokenizes. `max_model_len`: the smallest worker limit, in tokens. Raises
+        """Validates and tokenizes. `max_model_len`: that of the workers, in tokens. Raises
         `ModelOutputError` for a model that does not generate."""
         self._card.check_makes(None)
         params = call.params.with_defaults(self._card.sampling_defaults)

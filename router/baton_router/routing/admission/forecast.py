@@ -25,6 +25,7 @@ from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.fleet.cost_rates import PRIOR, Rates
 from baton_router.routing.placement.cost_model import ENCODE, FETCH
 from baton_router.routing.placement.decision import Decision
+from baton_router.routing.placement.fit import TOO_SMALL, ready_are_too_small
 from baton_router.routing.placement.placement import Placement
 
 # Queue of a prefill worker, in seconds, that keeps it busy. Beyond it requests wait in the router's
@@ -89,6 +90,8 @@ class Forecasts(Generic[T]):
         prefills = [c for c in ready if c.role == "prefill"]
         decodes = [c for c in ready if c.role == "decode"]
         needs_decode = not decision.inputs.prefill_alone
+        if ready_are_too_small(decision.inputs.candidates, "prefill"):
+            prefills = decodes  # which compute the prompt themselves
         if not prefills or (needs_decode and not decodes) or decision.placement is None:
             return Forecast(True, 0.0, decision=decision)
         queue = min(one.queue_seconds() for one in prefills)
@@ -102,7 +105,7 @@ class Forecasts(Generic[T]):
         room = [c.max_held_tokens for c in decodes if c.max_held_tokens is not None]
         if len(room) < len(decodes) or not needs_decode:
             return Forecast(drain == 0.0, ttft, drain, decision)
-        pool = DecodePool(tuple(self._in_flight.values()), sum(room))
+        pool = DecodePool(self._in_flight_beside(decision), sum(room))
         arrival = Arrival(self._clock(), ttft, self._num_held(demand))
         admission = self._admission(arrival, pool)
         has_room = admission.is_admitted and drain == 0.0
@@ -111,10 +114,12 @@ class Forecasts(Generic[T]):
     def begin(self, request: T, forecast: Forecast) -> None:
         """Counts the request as in flight, with the times of its `forecast`."""
         demand, prefill_ends = self._demand(request), self._clock() + forecast.ttft_seconds
+        placement = None if forecast.decision is None else forecast.decision.placement
         self._in_flight[id(request)] = InFlight(
             prefill_ends,
             prefill_ends + self._num_output(demand) * self._token_seconds,
             self._num_held(demand),
+            "" if placement is None else placement.decode,
         )
 
     def end(self, request: T, num_output_tokens: int, first_token_at: float | None) -> None:
@@ -126,6 +131,11 @@ class Forecasts(Generic[T]):
         del self._in_flight[id(request)]
         if first_token_at is not None and num_output_tokens > 0:
             self._learn(self._demand(request), num_output_tokens, first_token_at)
+
+    def _in_flight_beside(self, decision: Decision) -> tuple[InFlight, ...]:
+        """Returns the requests in flight, without those on workers too small for this one."""
+        small = {c.worker for c in decision.inputs.candidates if c.excluded == TOO_SMALL}
+        return tuple(one for one in self._in_flight.values() if one.worker not in small)
 
     def _learn(self, demand: Demand, num_output_tokens: int, first_token_at: float) -> None:
         most = demand.max_tokens * demand.num_answers

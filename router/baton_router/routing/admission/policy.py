@@ -22,11 +22,13 @@ class InFlight:
         prefill_ends: expected or actual end of its prefill.
         decode_ends: expected time of its last token.
         num_tokens: tokens whose KV it holds on a decode worker.
+        worker: that decode worker, as far as it was known at admission; empty: any.
     """
 
     prefill_ends: float
     decode_ends: float
     num_tokens: int
+    worker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class DecodePool:
-    """Snapshot of all decode workers as one pool.
+    """Snapshot of all decode workers that are large enough for a request, as one pool.
 
     Attributes:
         in_flight: admitted requests that have not ended, in prefill or decode.

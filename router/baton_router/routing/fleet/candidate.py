@@ -3,10 +3,40 @@
 Independent of the source of the snapshot and of the placement policy.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.rpc.worker_role import Role
 from baton_router.routing.fleet.cost_rates import PRIOR, Rates
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """Limits of one worker for a single request, whatever else it runs.
+
+    Attributes:
+        max_model_len: maximum tokens of a sequence, prompt and output together.
+        block_size: tokens of a KV block.
+        num_blocks: KV blocks of its pool; None: no bound, since every layer has a window.
+        max_num_seqs: maximum sequences that run at once; None: not reported, as by older workers.
+    """
+
+    max_model_len: int
+    block_size: int
+    num_blocks: int | None = None
+    max_num_seqs: int | None = None
+
+    def held_tokens(self, num_together: int = 1) -> int | None:
+        """Returns the maximum tokens of each of `num_together` sequences in its pool; None: no
+        bound."""
+        if self.num_blocks is None:
+            return None
+        return self.num_blocks // num_together * self.block_size
+
+    def max_len(self, num_together: int = 1) -> int:
+        """Returns the maximum tokens of each of `num_together` sequences that it answers with."""
+        held = self.held_tokens(num_together)
+        return self.max_model_len if held is None else min(self.max_model_len, held)
 
 
 class Candidate(NamedTuple):
@@ -27,6 +57,7 @@ class Candidate(NamedTuple):
         num_queued_encoder_tokens: tokens of encoder inputs assigned to it and not encoded yet.
         cached_inputs: the prompt's encoder inputs, by index, whose outputs it has cached.
         pending_inputs: those whose outputs it will have soon, for prompts assigned to it before.
+        limits: its limits for a single request; None: unknown, every request fits.
         source: worker that holds more of the prompt and could lend it to this one; empty if there
             is none, or it was not looked up (`baton_router.routing.placement.prefix_source`).
         num_source_tokens: leading prompt tokens whose KV the source has cached.
@@ -50,6 +81,7 @@ class Candidate(NamedTuple):
     num_queued_encoder_tokens: int = 0
     cached_inputs: tuple[int, ...] = ()
     pending_inputs: tuple[int, ...] = ()
+    limits: WorkerLimits | None = None
     source: str = ""
     num_source_tokens: int = 0
     num_source_recent_tokens: float = 0.0

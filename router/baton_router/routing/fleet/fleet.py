@@ -156,8 +156,12 @@ class Fleet:
 
     @property
     def max_model_len(self) -> int:
-        """Shortest maximum length of the serving workers, in tokens; 2**31 if none serves."""
-        return min((m.max_len for m in self.members if m.is_serving), default=2**31)
+        """Maximum tokens of a sequence of the largest worker that makes answers, of those that
+        have been ready; of any other if there is none; 2**31 if none was ready yet."""
+        known = [m for m in self.members if m.was_reached]
+        role = "prefill" if self._pooled_output else "decode"
+        answering = [m.limits.max_len() for m in known if m.record.role == role]
+        return max(answering or [m.limits.max_model_len for m in known], default=2**31)
 
     def candidates(self, prompt: Prompt = NO_PROMPT) -> list[Candidate]:
         """Returns a snapshot of all workers, with the prompt tokens and the encoder outputs that

@@ -7,7 +7,7 @@ RPCs; the caller passes the time.
 from dataclasses import dataclass
 
 from baton.rpc.worker_role import Role
-from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.candidate import Candidate, WorkerLimits
 from baton_router.routing.fleet.cost_rates import Rates
 from baton_router.routing.fleet.decayed_counter import DecayedCounter
 
@@ -82,6 +82,7 @@ class Load:
         version: str = "",
         cached_inputs: tuple[int, ...] = (),
         pending_inputs: tuple[int, ...] = (),
+        limits: WorkerLimits | None = None,
     ) -> Candidate:
         """Returns the placement candidate of the worker under this load."""
         return Candidate(
@@ -101,4 +102,5 @@ class Load:
             num_queued_encoder_tokens=self.num_queued_encoder_tokens,
             cached_inputs=cached_inputs,
             pending_inputs=pending_inputs,
+            limits=limits,
         )

@@ -11,7 +11,7 @@ from typing import Literal
 
 from baton.cluster.registry.registry import WorkerRecord
 from baton.v1.kv_transfer_pb2 import KvLayouts
-from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.candidate import Candidate, WorkerLimits
 from baton_router.routing.fleet.circuit_breaker import CircuitBreaker
 from baton_router.routing.fleet.load import Load, Share
 from baton_router.routing.fleet.worker_model import PoolModel, WorkerModel
@@ -26,6 +26,7 @@ class Member:
         pairing: workers exchange blocks only if their pairings are equal.
         namespace: namespace of the chain hashes of its blocks.
         bytes_per_token: bytes of KV per token, over all layers.
+        limits: its limits for a single request.
         max_held_tokens: maximum tokens of all its sequences; None if every layer has a window.
     """
 
@@ -42,7 +43,13 @@ class Member:
         self.layouts = KvLayouts.FromString(record.layout).layouts
         self.bytes_per_token = sum(one.block_bytes / one.block_size for one in self.layouts)
         has_window = any(layout.HasField("window") for layout in self.layouts[:1])
-        self.max_held_tokens = None if has_window else record.num_blocks * record.block_size
+        self.limits = WorkerLimits(
+            record.max_model_len,
+            record.block_size,
+            None if has_window else record.num_blocks,
+            record.max_num_seqs or None,
+        )
+        self.max_held_tokens = self.limits.held_tokens()
         self.circuit = CircuitBreaker()
         self.model = WorkerModel(pool, record.max_num_batched_tokens)
         self._seen: tuple[object, ...] | None = None
@@ -61,15 +68,6 @@ class Member:
         if self.is_serving and self.circuit.is_closed:
             return "ready"
         return "unreachable" if self.was_reached else "starting"
-
-    @property
-    def max_len(self) -> int:
-        """Maximum tokens of one sequence. A decode worker must hold all of them in its pool, unless
-        even the layers that see furthest back have a window."""
-        record, room = self.record, self.max_held_tokens
-        if record.role != "decode" or room is None:
-            return record.max_model_len
-        return min(record.max_model_len, room)
 
     @contextmanager
     def loaded(
@@ -115,6 +113,7 @@ class Member:
                 version=self.record.version,
                 cached_inputs=cached_inputs,
                 pending_inputs=pending_inputs,
+                limits=self.limits,
             )
         return self._candidate
 

@@ -8,10 +8,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from baton.cluster.prefix import HashedInput
+from baton.errors import BatonError, UnavailableError
+from baton.rpc.worker_role import Role
 from baton_router.call.failure import Pair
+from baton_router.call.request import Demand
 from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.fleet.cost_rates import Rates
 from baton_router.routing.placement.encoder_sources import EncoderSources
+from baton_router.routing.placement.fit import (
+    are_too_small,
+    fitting,
+    limit_error,
+    ready_are_too_small,
+)
 from baton_router.routing.placement.placement import (
     Placement,
     encoder_choices,
@@ -35,10 +44,12 @@ class PlacementInputs:
 
     Attributes:
         num_tokens: tokens of the prompt and of the output so far.
+        candidates: the workers; those that are too small for the request are excluded here.
         broken: pairs of workers that have recently failed to work together.
         needs_prefill: the request needs a prefill worker, as prompt log-probabilities do.
         prefill_alone: it needs no other, as pooled outputs do not.
         images: its encoder inputs, in the order of their spans.
+        demand: upper bounds of its demand; None: unknown, it fits on every worker.
     """
 
     request_id: str
@@ -48,6 +59,12 @@ class PlacementInputs:
     needs_prefill: bool = False
     prefill_alone: bool = False
     images: tuple[HashedInput, ...] = ()
+    demand: Demand | None = None
+
+    def __post_init__(self) -> None:
+        if self.demand is not None:
+            candidates = fitting(self.candidates, self.num_tokens, self.demand)
+            object.__setattr__(self, "candidates", candidates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +108,8 @@ class Rules:
         self, inputs: PlacementInputs, encoders: EncoderSources | None = None
     ) -> Policy | None:
         """Returns the policy for decode workers that compute the prompt themselves; None: they may
-        not. While no prefill worker may pair with any decode worker they must, whatever the
-        settings, so that an upgrade loses no requests."""
+        not. While no prefill worker may pair with any decode worker, or those that can take
+        requests are too small, they must, whatever the settings, so that no request is lost."""
         if inputs.needs_prefill or inputs.prefill_alone:
             return None
         alone = alone_policy_named(self.policy, _prefill_rates(inputs.candidates), encoders)
@@ -100,16 +117,28 @@ class Rules:
             return alone or policy_named(self.policy)
         if alone is not None and self.conditional_disaggregation:
             return alone
-        has_to = has_version_gap(inputs.candidates)
+        candidates = inputs.candidates
+        has_to = has_version_gap(candidates) or ready_are_too_small(candidates, "prefill")
         return alone or policy_named(self.policy) if has_to else None
 
     def why_none(self, inputs: PlacementInputs) -> str:
         """Returns the reason why no worker can take the request, as a sentence."""
-        return why_none(
-            inputs.candidates,
-            needs_prefill=self._alone(inputs) is None,
-            needs_decode=not inputs.prefill_alone,
-        )
+        return why_none(inputs.candidates, self._needed(inputs))
+
+    def refusal(self, inputs: PlacementInputs) -> BatonError:
+        """Returns the error of a request that no worker can take: an `EngineLimitError` if all
+        workers of a role that it needs are too small, known ones that are not ready included."""
+        candidates, demand = inputs.candidates, inputs.demand
+        for role in self._needed(inputs):
+            if demand is not None and are_too_small(candidates, role):
+                return limit_error(candidates, role, inputs.num_tokens, demand)
+        return UnavailableError(self.why_none(inputs))
+
+    def _needed(self, inputs: PlacementInputs) -> tuple[Role, ...]:
+        """Returns the roles without whose workers the request cannot be served."""
+        if inputs.prefill_alone:
+            return ("prefill",)
+        return ("prefill", "decode") if self._alone(inputs) is None else ("decode",)
 
     def decide_again(self, inputs: PlacementInputs, decode: str) -> str | None:
         """Returns the decode worker to continue a request that runs on `decode`, or None."""
@@ -138,6 +167,11 @@ class Decision:
     rules: Rules
     inputs: PlacementInputs
     placement: Placement | None
+
+    @property
+    def refusal(self) -> BatonError:
+        """Error of the request where `placement` is None."""
+        return self.rules.refusal(self.inputs)
 
     @property
     def why_none(self) -> str:

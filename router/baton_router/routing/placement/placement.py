@@ -173,18 +173,17 @@ def has_version_gap(candidates: Collection[Candidate]) -> bool:
 
 
 def why_none(
-    candidates: Collection[Candidate], *, needs_prefill: bool = True, needs_decode: bool = True
+    candidates: Collection[Candidate], needed: Collection[Role] = ("prefill", "decode")
 ) -> str:
-    """Returns the reason why no placement is possible, as a sentence. `needs_prefill`: a decode
-    worker alone may not serve the request; `needs_decode`: nor a prefill worker alone."""
-    needed = {"prefill": needs_prefill, "decode": needs_decode}
-    for role in (role for role, is_needed in needed.items() if is_needed):
+    """Returns the reason why no placement is possible, as a sentence. `needed`: roles without whose
+    workers the request cannot be served."""
+    for role in needed:
         reasons = {c.excluded for c in candidates if c.role == role}
         if not reasons:
             return f"no {role} worker is known"
         if "" not in reasons:
             return f"no {role} worker can take work: {', '.join(sorted(reasons))}"
-    if not needs_decode:
+    if "decode" not in needed:
         return "no prefill worker has answered the request"
     if has_version_gap(candidates):
         return "no prefill and decode worker are of one version; finish the upgrade"

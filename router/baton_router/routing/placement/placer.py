@@ -15,6 +15,7 @@ from baton_router.call.request import RequestOutcome, Work
 from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.fleet.fleet import Fleet
 from baton_router.routing.placement.decision import DEFAULT_RULES, Decision, PlacementInputs, Rules
+from baton_router.routing.placement.fit import as_too_small
 from baton_router.routing.placement.placement_span import placing
 from baton_router.routing.placement.prefix_source import with_sources
 from baton_router.routing.placement.record.recorder import Recorder
@@ -60,6 +61,7 @@ class Placer:
         broken: Collection[Pair] = (),
         preempted_by: str = "",
         earlier: Decision | None = None,
+        too_small: Collection[str] = (),
     ) -> Decision:
         """Chooses the workers for a request, or for the rest of it.
 
@@ -69,11 +71,12 @@ class Placer:
             preempted_by: a worker to be chosen only if no other can be; others may still fetch the
                 prefix that it has cached. Empty: none.
             earlier: last decision about the request, reused unless the cluster has changed.
+            too_small: workers that have refused it by limits of their own.
         """
         with placing(work.request.request_id) as span:
-            decision = self._decide(work, refused, broken, preempted_by, earlier)
+            decision = self._decide(work, refused, broken, preempted_by, earlier, too_small)
             if decision.placement is None and preempted_by:
-                decision = self._decide(work, refused, broken)
+                decision = self._decide(work, refused, broken, too_small=too_small)
             span.decided(decision)
         self.num_placed[_path(decision)] += 1
         self._remember(work.request.tenant.name, decision)
@@ -126,13 +129,18 @@ class Placer:
         broken: Collection[Pair],
         preempted_by: str = "",
         earlier: Decision | None = None,
+        too_small: Collection[str] = (),
     ) -> Decision:
-        return self._rules.decision(
-            self._placement_inputs(work, refused, broken, preempted_by), earlier
-        )
+        inputs = self._placement_inputs(work, refused, broken, preempted_by, too_small)
+        return self._rules.decision(inputs, earlier)
 
     def _placement_inputs(
-        self, work: Work, refused: Collection[str], broken: Collection[Pair], preempted_by: str = ""
+        self,
+        work: Work,
+        refused: Collection[str],
+        broken: Collection[Pair],
+        preempted_by: str = "",
+        too_small: Collection[str] = (),
     ) -> PlacementInputs:
         known = self._fleet.candidates(work.prompt)
         candidates = [
@@ -147,6 +155,8 @@ class Placer:
             candidates = [
                 _without(c, reason) if c.worker == preempted_by else c for c in candidates
             ]
+        # After the sources: a worker that is too small may still lend its prefix.
+        candidates = [as_too_small(c) if c.worker in too_small else c for c in candidates]
         return PlacementInputs(
             work.request.request_id,
             len(work.token_ids),
@@ -155,6 +165,7 @@ class Placer:
             needs_prefill=needs_prefill,
             prefill_alone=self._prefill_alone,
             images=work.prompt.images,
+            demand=work.request.demand,
         )
 
     def _hashing(self, decision: Decision, work: Work) -> Callable[[], list[BlockHash]]:

@@ -13,7 +13,7 @@ from baton_router.routing.admission.admission_queue import AdmissionQueue
 from baton_router.routing.admission.forecast import QUEUE_SECONDS, Forecasts
 from baton_router.routing.admission.policy import admission_named
 from baton_router.routing.admission.quotas import Quotas
-from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.candidate import Candidate, WorkerLimits
 from baton_router.routing.fleet.cost_rates import Rates
 from baton_router.routing.placement.decision import Decision, PlacementInputs, Rules
 
@@ -43,7 +43,9 @@ class Setting:
 
     def decide(self, demand: Demand, earlier: Decision | None) -> Decision:
         candidates = (*self.candidates(), *self.encoders)
-        inputs = PlacementInputs("r", demand.num_tokens, candidates, images=self.images)
+        inputs = PlacementInputs(
+            "r", demand.num_tokens, candidates, images=self.images, demand=demand
+        )
         return self.rules.decision(inputs, earlier)
 
     def candidates(self) -> list[Candidate]:
@@ -130,6 +132,45 @@ def test_forecast_has_room_for_short_prompt_on_decode_worker():
         forecast = setting.forecasts.forecast(request(num_tokens=900))
         assert forecast.decision.placement.prefill == "", "it takes less than the queues"
         assert not forecast.has_room
+        assert forecast.drain_seconds == pytest.approx(0.9 - QUEUE_SECONDS)
+
+
+class Unlike(Setting):
+    """A prefill worker of 160 tokens, and decode workers of 160 and 1,600."""
+
+    def candidates(self) -> list[Candidate]:
+        small, large = (WorkerLimits(2048, 16, num_blocks, 16) for num_blocks in (10, 100))
+        return [
+            Candidate("p0", "prefill", b"", rates=self.rates, limits=small),
+            Candidate("d0", "decode", b"", max_held_tokens=160, rates=self.rates, limits=small),
+            Candidate(
+                "d1",
+                "decode",
+                b"",
+                num_queued_tokens=self.queues[0],
+                max_held_tokens=1600,
+                num_sequences=9,
+                rates=self.rates,
+                limits=large,
+            ),
+        ]
+
+
+def test_forecast_counts_only_workers_large_enough():
+    """The small decode worker, which is full, leaves the large one its room."""
+    setting = Unlike()
+    with ExitStack() as stack:
+        stack.enter_context(setting.in_flight(request(10, 10)))
+        for _ in range(12):
+            placement = setting.forecasts.forecast(request(80, 60)).decision.placement
+            assert (placement.prefill, placement.decode) == ("p0", "d0")
+            stack.enter_context(setting.in_flight(request(80, 60)))
+        forecast = setting.forecasts.forecast(request(1200, 300))
+        assert forecast.decision.placement.decode == "d1"
+        assert forecast.has_room
+        setting.queues = [900, 0]
+        forecast = setting.forecasts.forecast(request(1200, 300))
+        assert forecast.ttft_seconds == pytest.approx(0.9 + 1.2)
         assert forecast.drain_seconds == pytest.approx(0.9 - QUEUE_SECONDS)
 
 

@@ -329,6 +329,30 @@ async def test_fleet_bounds_sequence_length_by_decode_pool(role, num_blocks, exp
             assert fleet.max_model_len == expected
 
 
+async def test_fleet_length_is_that_of_largest_decode_worker():
+    """A smaller worker that joins shrinks nothing, also while the larger one is away."""
+    async with worker_and_fleet() as (server, fleet, redis):
+        large = record_of(server, num_blocks=100, max_num_seqs=16)
+        small = record_of(server, id="v", num_blocks=60, max_num_seqs=2)
+        scoring = record_of(server, id="u", role="prefill", num_blocks=10)
+        await server.set_ready(True)
+        async with AsyncExitStack() as stack:
+            for record in (large, small, scoring):
+                await stack.enter_async_context(registered(redis, record))
+            await until(lambda: _num_ready(fleet) == 3, within=5.0)
+            assert fleet.max_model_len == 1600
+            limits = [c.limits for c in fleet.candidates()]
+            assert [each.max_num_seqs for each in limits] == [None, 2, 16]
+            assert [each.num_blocks for each in limits] == [10, 60, 100]
+            await server.set_ready(False)
+            await until(lambda: _num_ready(fleet) == 0, within=5.0)
+            assert fleet.max_model_len == 1600
+
+
+def _num_ready(fleet: Fleet) -> int:
+    return [c.excluded for c in fleet.candidates()].count("")
+
+
 def layout(window: int | None) -> bytes:
     return KvLayouts(layouts=[KvLayout(block_size=16, window=window)]).SerializeToString()
 

@@ -41,6 +41,7 @@ def test_member_candidate_matches_its_current_state(steps):
                 max_held_tokens=16_000,
                 excluded=excluded,
                 rates=member.model.rates,
+                limits=member.limits,
             )
 
 

@@ -63,8 +63,8 @@ def test_placement_says_why_no_worker_can_be_chosen():
     assert why_none([prefill]) == "no decode worker is known"
     assert why_none([prefill, drained]) == "no decode worker can take work: draining"
     assert "same KV layout" in why_none([prefill, decode._replace(pairing=b"b")])
-    assert why_none([], needs_prefill=False) == "no decode worker is known"
-    alone = why_none([drained], needs_prefill=False)
+    assert why_none([], ("decode",)) == "no decode worker is known"
+    alone = why_none([drained], ("decode",))
     assert alone == "no decode worker can take work: draining"
 
 

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from baton.cluster.prefix import hash_chain
 from baton.errors import InvalidArgumentError, NotFoundError
-from baton_router.routing.fleet.candidate import Candidate
+from baton_router.call.request import Demand
+from baton_router.routing.fleet.candidate import Candidate, WorkerLimits
 from baton_router.routing.placement.decision import DEFAULT_RULES, Decision, PlacementInputs, Rules
+from baton_router.routing.placement.fit import TOO_SMALL
 from baton_router.routing.placement.placer import Placer
 from baton_router.routing.placement.policy import POLICY_NAMES
 from baton_router.routing.placement.record.record_file import RecordFile, RecordLimits
@@ -40,6 +42,7 @@ questions = st.builds(
     candidates=(clusters(64) | clusters_with_images(64)).map(tuple),
     broken=pairs,
     images=st.just(()) | images(64),
+    demand=st.none() | st.builds(Demand, st.integers(0, 64), st.integers(1, 64)),
 )
 rules = st.builds(Rules, policy=st.sampled_from(POLICY_NAMES))
 
@@ -121,6 +124,20 @@ def test_record_writes_only_workers_that_changed(tmp_path):
     assert "workers" not in second
     assert third["workers"] == {"other": {"num_queued_tokens": 9}}
     assert fourth["gone"] == ["holder"]
+
+
+def test_record_keeps_sizes_of_workers_and_demand(tmp_path):
+    limits = WorkerLimits(2048, 16, 2, 8)
+    small = Candidate("small", "decode", b"x" * 500, limits=limits)
+    inputs = PlacementInputs("r", 64, (*CLUSTER, small), demand=Demand(64, 8, 2, 2))
+    record = recorder(tmp_path / "r")
+    record.decided(Decision(DEFAULT_RULES, inputs, DEFAULT_RULES.decide(inputs)), list)
+    record.stop()
+    (read,) = read_record(tmp_path / "r")
+    assert read.inputs == inputs
+    assert read.inputs.candidates[-1] == small._replace(excluded=TOO_SMALL)
+    (again,) = replay([read])
+    assert again.is_same
 
 
 def test_replay_differs_only_under_another_policy(tmp_path):

@@ -1,16 +1,17 @@
 """Format of placement records: one JSON object per line, without prompt text or token ids.
 
     {"baton_record": 1, "rules": {...}}                                     the first line of a file
-    {"at", "id", "tokens", "images", "hashes", "workers", "gone", "broken", "needs_prefill",
-     "prefill_alone", "prefill", "decode", "encoders"}                      a decision
+    {"at", "id", "tokens", "demand", "images", "hashes", "workers", "gone", "broken",
+     "needs_prefill", "prefill_alone", "prefill", "decode", "encoders"}     a decision
     {"ended", "at", "output_tokens"}                                            a request has ended
 
 `at` is in seconds of the wall clock, `hashes` the chain hashes of the prompt's full blocks (base64,
-16 bytes each). `images` has the start, the end and the content hash (base64) of each encoder input,
-`encoders` the source of each output that was needed, by index of the input. `workers` has the
-changed fields of each candidate since the previous decision in the same file, or all fields of a
-worker that was no candidate of it; `gone` lists the workers that are no longer candidates. Empty
-fields are omitted. So every file can be read by itself.
+16 bytes each). `demand` has the upper bounds of the request's demand. `images` has the start, the
+end and the content hash (base64) of each encoder input, `encoders` the source of each output that
+was needed, by index of the input. `workers` has the changed fields of each candidate since the
+previous decision in the same file, or all fields of a worker that was no candidate of it; `gone`
+lists the workers that are no longer candidates. Empty fields are omitted. So every file can be read
+by itself.
 """
 
 import base64
@@ -22,7 +23,8 @@ from typing import Any
 
 from baton.cluster.prefix import HASH_BYTES, BlockHash
 from baton.errors import InvalidArgumentError
-from baton_router.routing.fleet.candidate import Candidate
+from baton_router.call.request import Demand
+from baton_router.routing.fleet.candidate import Candidate, WorkerLimits
 from baton_router.routing.fleet.cost_rates import Rates
 from baton_router.routing.placement.decision import Decision, PlacementInputs, Rules
 from baton_router.routing.placement.placement import Placement
@@ -75,6 +77,7 @@ def decision_line(at: float, decision: Decision, hashes: list[BlockHash], before
         "at": at,
         "id": inputs.request_id,
         "tokens": inputs.num_tokens,
+        "demand": dataclasses.asdict(inputs.demand) if inputs.demand else None,
         "images": [(start, end, _text(content)) for start, end, content in inputs.images],
         "hashes": _text(b"".join(hashes)),
         "workers": {w: change for w, c in now.items() if (change := _change(before.get(w), c))},
@@ -126,6 +129,7 @@ class RecordReader:
             entry.get("needs_prefill", False),
             entry.get("prefill_alone", False),
             tuple((start, end, _bytes(content)) for start, end, content in entry.get("images", ())),
+            Demand(**entry["demand"]) if "demand" in entry else None,
         )
         return Recorded(
             at=entry["at"],
@@ -164,15 +168,16 @@ def _changed(worker: str, before: Candidate | None, change: dict[str, Any]) -> C
     for name in ("cached_inputs", "pending_inputs"):
         if name in change:
             change[name] = tuple(change[name])
-    if change.get("rates") is not None:
-        change["rates"] = Rates(**change["rates"])
+    for name, kind in (("rates", Rates), ("limits", WorkerLimits)):
+        if change.get(name) is not None:
+            change[name] = kind(**change[name])
     if before is None:
         return Candidate(worker=worker, **change)
     return before._replace(**change)
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Rates):
+    if isinstance(value, Rates | WorkerLimits):
         return dataclasses.asdict(value)
     return _text(value) if isinstance(value, bytes) else value
 
