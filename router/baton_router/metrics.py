@@ -180,7 +180,8 @@ class RouterMetrics:
         yield counter(
             "baton_attempt_failures_total",
             "Failed attempts of requests that have ended: refused by a worker, worker lost or "
-            "silent, handoff broken, no worker available, preempted by its worker.",
+            "silent, handoff broken, no worker available, preempted by its worker, worker too "
+            "small.",
             {
                 (one.card.name, kind.name.lower()): one.meter.num_failures[kind]
                 for one in self._services

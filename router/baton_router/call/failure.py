@@ -24,6 +24,8 @@ class FailureKind(Enum):
     """No workers were available for the attempt."""
     PREEMPTED = auto()
     """A decode worker preempted the request and gave it back. No fault of the worker."""
+    TOO_SMALL = auto()
+    """A worker refused the request by a limit of its own. A larger one may serve it."""
 
 
 class AttemptFailure(Exception):  # noqa: N818 - it may become a retry, not an error

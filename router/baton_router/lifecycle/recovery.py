@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from baton.errors import (
     BatonError,
     DataLossError,
+    EngineLimitError,
     FailedPreconditionError,
     InternalError,
     NotFoundError,
@@ -34,6 +35,7 @@ _WORTH_ANOTHER_TRY = (
     NotFoundError,
     DataLossError,
     FailedPreconditionError,
+    EngineLimitError,  # of all workers that are left; a larger one took it, and may come back
 )
 
 
@@ -54,6 +56,7 @@ class Recovery:
 
     Attributes:
         refused: workers to avoid now.
+        too_small: workers to avoid now, since they are too small.
         broken: pairs to avoid now.
         preempted_by: the worker that has just preempted the request and given it back, used if no
             other can be; empty for none.
@@ -63,6 +66,7 @@ class Recovery:
 
     def __init__(self, request_id: str, budget: RetryBudget, pauses: Backoff = PAUSES) -> None:
         self.refused: set[str] = set()
+        self.too_small: set[str] = set()
         self.broken: set[Pair] = set()
         self.preempted_by = ""
         self.is_accepted = False
@@ -71,12 +75,18 @@ class Recovery:
         self._budget = budget
         self._pauses = pauses
         self._refusal: BatonError | None = None
+        self._limit: BatonError | None = None  # of the last worker that was too small
         self._losses: dict[bool, _Loss] = {}  # the last one of each role
         self._num_failures = 0
         self._num_tokens = 0
         self._returns: list[int] = []  # output tokens at each return
         self._num_waits = 0  # backoffs for capacity since the last return
         self._waits_for_capacity = False
+
+    @property
+    def avoided(self) -> set[str]:
+        """All workers to avoid now."""
+        return self.refused | self.too_small
 
     @property
     def may_return(self) -> bool:
@@ -94,6 +104,10 @@ class Recovery:
                 computing it; None if none was, or the number is unknown.
         """
         self.failures.append(failure.kind)
+        if failure.kind is FailureKind.TOO_SMALL:  # its worker is not called again for the request
+            self._limit = failure.error
+            self._avoid(failure)
+            return 0.0
         pause = self._pause_for_capacity(failure, num_tokens)
         if pause is None:
             if lost_at is not None:
@@ -112,7 +126,8 @@ class Recovery:
     def _fail_over(self, failure: AttemptFailure) -> float:
         """Returns 0: the next worker is called at once. Raises the refusal if that cannot help."""
         if failure.kind is FailureKind.NO_WORKER:
-            raise self._refusal or failure.error
+            limit = self._limit if isinstance(failure.error, EngineLimitError) else None
+            raise self._refusal or limit or failure.error
         if not isinstance(failure.error, _WORTH_ANOTHER_WORKER):
             raise failure.error
         self._refusal = failure.error
@@ -154,12 +169,15 @@ class Recovery:
         match failure.kind:
             case FailureKind.NO_WORKER:
                 self.refused.clear()
+                self.too_small.clear()
                 self.broken.clear()
             case FailureKind.PREEMPTED:
                 # It ran meanwhile; workers that refused it before may have capacity now.
                 self.refused.clear()
                 self.broken.clear()
                 self.preempted_by = failure.worker
+            case FailureKind.TOO_SMALL:
+                self.too_small.add(failure.worker)
             case FailureKind.BROKEN:
                 self.broken.add(failure.pair)
             case _:
@@ -187,7 +205,10 @@ class Recovery:
 
 
 def _as_seen_by_client(error: BatonError) -> BatonError:
-    """Maps errors of a failed handoff, which is no fault of the client, to a retryable one."""
+    """Maps errors of a failed handoff, and of workers that are left and too small for an accepted
+    request, which are no fault of the client, to a retryable one."""
     if isinstance(error, NotFoundError | DataLossError | FailedPreconditionError):
         return UnavailableError(f"the handoff failed: {error}")
+    if isinstance(error, EngineLimitError):
+        return UnavailableError(f"no worker that is left is large enough: {error}")
     return error

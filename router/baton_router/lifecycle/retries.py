@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from baton.errors import CancelledError, UnavailableError
+from baton.errors import CancelledError
 from baton.serving.deadline import Deadline
 from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.call.request import Request, Work
@@ -46,16 +46,21 @@ class Retries:
         """Places the work that is left. Raises `AttemptFailure` if no workers can take it."""
         recovery = self.recovery
         decision = self._placer.place(
-            work, recovery.refused, recovery.broken, recovery.preempted_by, self.decision
+            work,
+            recovery.refused,
+            recovery.broken,
+            recovery.preempted_by,
+            self.decision,
+            recovery.too_small,
         )
         if decision.placement is None:
-            raise AttemptFailure(FailureKind.NO_WORKER, UnavailableError(decision.why_none))
+            raise AttemptFailure(FailureKind.NO_WORKER, decision.refusal)
         return decision.placement
 
     def successor(self, work: Work, worker: str) -> str | None:
         """Returns the decode worker that should resume the work of `worker`, which drains; None:
         there is none."""
-        return self._placer.successor(work, worker, self.recovery.refused)
+        return self._placer.successor(work, worker, self.recovery.avoided)
 
     async def wait(
         self, failure: AttemptFailure, num_tokens: int, lost_at: int | None = None

@@ -8,6 +8,7 @@ from baton.errors import (
     BatonError,
     CancelledError,
     DeadlineExceededError,
+    EngineLimitError,
     FailedPreconditionError,
     InternalError,
     InvalidArgumentError,
@@ -20,7 +21,7 @@ from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.lifecycle.recovery import MAX_FAILURES, MAX_RETURNS, SAME_PLACE_TOKENS, Recovery
 from baton_router.lifecycle.retry_budget import RetryBudget
 
-REFUSED, LOST, SILENT, BROKEN, NO_WORKER, PREEMPTED = FailureKind
+REFUSED, LOST, SILENT, BROKEN, NO_WORKER, PREEMPTED, TOO_SMALL = FailureKind
 
 
 def recovery(*, accepted: bool = True, tries: float = 1000.0) -> Recovery:
@@ -65,6 +66,45 @@ def test_recovery_raises_permanent_refusal_at_once(error):
 def test_recovery_ends_accepted_request_on_permanent_error(error):
     with pytest.raises(type(error)):
         recovery().after(failure(BROKEN, error), 0)
+
+
+LIMIT = EngineLimitError("sampling.n", "asks for 8 sequences; this engine runs 2")
+ALL_SMALL = EngineLimitError("sampling.n", "asks for 8 sequences; the largest runs 2")
+AWAY = UnavailableError("no decode worker can take work: draining, too small")
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_recovery_passes_over_small_workers_for_free(accepted):
+    trying = recovery(accepted=accepted, tries=0.0)
+    for number in range(2 * MAX_FAILURES):
+        assert trying.after(failure(TOO_SMALL, LIMIT, f"d{number}"), 5) == 0.0
+    assert (len(trying.too_small), trying.refused) == (2 * MAX_FAILURES, set())
+
+
+@pytest.mark.parametrize(
+    ("refusals", "none", "expected"),
+    [
+        ([], ALL_SMALL, "the largest runs 2"),
+        ([(TOO_SMALL, LIMIT)], ALL_SMALL, "this engine runs 2"),
+        ([(TOO_SMALL, LIMIT)], AWAY, "draining, too small"),
+        ([(TOO_SMALL, LIMIT), (REFUSED, OverloadedError("full"))], AWAY, "full"),
+        ([(REFUSED, OverloadedError("full")), (TOO_SMALL, LIMIT)], AWAY, "full"),
+    ],
+)
+def test_recovery_refuses_as_too_large_only_if_all_are_small(refusals, none, expected):
+    trying = recovery(accepted=False)
+    for number, (kind, error) in enumerate(refusals):
+        trying.after(failure(kind, error, f"d{number}"), 0)
+    with pytest.raises(BatonError, match=expected):
+        trying.after(failure(NO_WORKER, none, ""), 0)
+
+
+def test_recovery_waits_for_large_worker_once_accepted():
+    trying = recovery()
+    for _ in range(MAX_FAILURES):
+        trying.after(failure(NO_WORKER, ALL_SMALL, ""), 3)
+    with pytest.raises(UnavailableError, match="no worker that is left is large enough"):
+        trying.after(failure(NO_WORKER, ALL_SMALL, ""), 3)
 
 
 def test_recovery_retries_at_once_then_backs_off():

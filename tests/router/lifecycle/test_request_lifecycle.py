@@ -54,6 +54,33 @@ async def test_lifecycle_sends_first_token_and_rest_in_order():
     assert seen.finished.usage.num_output_tokens == 5
 
 
+@pytest.mark.parametrize("asked", ["d0", "p0"])
+async def test_lifecycle_passes_over_older_worker_that_calls_invalid(asked):
+    """Workers of a version that reports no `max_num_seqs` do not name their own limits."""
+    refusal = InvalidArgumentError("sampling.n", "asks for 8 sequences; this engine runs 2")
+    workers = [
+        prefill(first(), RELEASED),
+        prefill(first(), RELEASED, name="p1"),
+        decode(READY, tokens(1, 1), finished()),
+        decode(READY, tokens(1, 1), finished(), name="d1"),
+    ]
+    (older,) = (worker for worker in workers if worker.name == asked)
+    older.script, older.max_num_seqs = [refusal], 0
+    seen = await run_on(*workers, max_tokens=2)
+    assert seen.token_ids == letter_ids()[:2]
+    assert len(older.requests) == 1
+
+
+async def test_lifecycle_ends_request_all_older_workers_call_invalid():
+    refusal = InvalidArgumentError("sampling.grammar", "does not compile")
+    workers = prefill(), Worker("d0", "decode", [refusal]), Worker("d1", "decode", [refusal])
+    for worker in workers:
+        worker.max_num_seqs = 0
+    with pytest.raises(InvalidArgumentError, match="does not compile"):
+        await run_on(*workers)
+    assert [len(worker.requests) for worker in workers] == [0, 1, 1]
+
+
 async def test_lifecycle_retries_when_first_message_is_not_admitted():
     hasty = Worker("p0", "prefill", [first(), Forever()])
     workers = hasty, prefill(first(), RELEASED, name="p1"), decode(READY, tokens(1, 1), finished())

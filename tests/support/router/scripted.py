@@ -211,6 +211,7 @@ class Worker(
     kv_endpoint = property(lambda self: self.endpoint)
     epoch = 1
     block_size = 16
+    max_num_seqs = 256
     version = "1.2.3"
     fingerprint = b"model"
     layouts = (kv_transfer_pb2.KvLayout(block_size=16),)

@@ -243,14 +243,18 @@ async def crew_of(
     *roles: Role,
     prefill: dict[str, Any] | None = None,
     encode: dict[str, Any] | None = None,
+    own: Sequence[dict[str, Any]] = (),
     **settings: Any,
 ) -> AsyncIterator[Crew]:
-    """Workers of these roles on one checkpoint. Keywords are settings of all, and those of
-    `prefill` and `encode` of the workers in these roles."""
+    """Workers of these roles on one checkpoint. Keywords are settings of all, those of `prefill`
+    and `encode` of the workers in these roles, and those in `own` of one worker each, in order."""
     common = {**COMMON, "model": model, **settings}
     of_role = {"encode": encode or {}, "prefill": prefill or {}, "decode": {}}
     settings = settings_class()
-    workers = [assemble(role, settings(**{**common, **of_role[role]})) for role in roles]
+    workers = [
+        assemble(role, settings(**{**common, **of_role[role], **(its or {})}))
+        for role, its in itertools.zip_longest(roles, own)
+    ]
     async with AsyncExitStack() as stack:
         await start(stack, *workers)
         members = []

@@ -48,6 +48,7 @@ class FleetMember:
     """One worker of a crew as the request lifecycle sees it."""
 
     block_size = 16
+    max_num_seqs = 256
     bytes_per_token = 0.0
 
     def __init__(self, name: str, member: Member) -> None:

@@ -10,8 +10,11 @@ from opentelemetry.trace import SpanKind
 
 from baton.errors import (
     BatonError,
+    ContextLengthError,
     DeadlineExceededError,
+    EngineLimitError,
     InternalError,
+    InvalidArgumentError,
     NotFoundError,
     OverloadedError,
     UnavailableError,
@@ -125,11 +128,21 @@ class WorkerCall:
             kind = FailureKind.LOST if has_ended(error) else FailureKind.SILENT
             cause = UnavailableError(f"{self._name} is lost: {cause}")
             self._fleet.report_loss(self.member)
+        elif not self._is_admitted and self._is_too_small(cause):
+            kind = FailureKind.TOO_SMALL
         elif isinstance(cause, InternalError):
             kind = FailureKind.LOST
             self._fleet.report_failure(self.member)
         ending = "lease_ended" if isinstance(cause, NotFoundError) else "failed"
         return ending, AttemptFailure(kind, cause, self._name)
+
+    def _is_too_small(self, cause: BatonError) -> bool:
+        """Returns whether the worker has refused by a limit of its own. The router has checked the
+        length against the model's before. Older workers do not tell their limits from faults of a
+        request, so that all that they call invalid may be either."""
+        is_older = not self.member.record.max_num_seqs
+        kind = InvalidArgumentError if is_older else EngineLimitError | ContextLengthError
+        return isinstance(cause, kind)
 
     def _broken(self, error: BatonError) -> AttemptFailure:
         return AttemptFailure(FailureKind.BROKEN, error, self._name)
