@@ -29,6 +29,11 @@ def record_key(worker: str, prefix: str = "") -> str:
     return f"{prefix}{KEY_TAG}:worker:{worker}"
 
 
+def rival_key(worker: str, prefix: str = "") -> str:
+    """Returns the key of the hash with the endpoint of a live worker whose id another one has."""
+    return f"{prefix}{KEY_TAG}:rival:{worker}"
+
+
 def stream_key(worker: str, epoch: int, prefix: str = "") -> str:
     """Returns the key of the event stream of a worker's epoch."""
     return f"{prefix}{KEY_TAG}:kv:{worker}:{epoch}"

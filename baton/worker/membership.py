@@ -12,7 +12,8 @@ from dataclasses import replace
 from baton.cluster.events.kv_events import KvEvents
 from baton.cluster.events.publisher import EventPublisher
 from baton.cluster.redis.round_trips import RoundTrips
-from baton.cluster.registry.registry import Registration, WorkerRecord, new_epoch
+from baton.cluster.registry.registration import Registration
+from baton.cluster.registry.registry import WorkerRecord, new_epoch
 from baton.errors import DeadlineExceededError, FailedPreconditionError, InvalidArgumentError
 from baton.rpc.worker_role import Role
 from baton.serving.grpc.access import WORKER_NAME

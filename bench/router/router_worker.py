@@ -21,7 +21,8 @@ from typing import Any
 import grpc
 
 from baton.cluster.redis.client import connect
-from baton.cluster.registry.registry import Registration, WorkerRecord, new_epoch
+from baton.cluster.registry.registration import Registration
+from baton.cluster.registry.registry import WorkerRecord, new_epoch
 from baton.models import DEFAULT_MODEL, locate
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings

@@ -10,7 +10,8 @@ from redis.asyncio import Redis
 
 from baton.cluster.keys import record_key, workers_key
 from baton.cluster.redis.client import transact
-from baton.cluster.registry.registry import Registration, WorkerRecord
+from baton.cluster.registry.registration import Registration
+from baton.cluster.registry.registry import WorkerRecord
 from baton.cluster.registry.watcher import RegistryWatcher
 from tests.support.redis_loops import RECORD, Loops
 from tests.support.waiting import until

@@ -12,7 +12,8 @@ from baton.cluster.events.subscriber import EventSubscriber
 from baton.cluster.index import LocalityIndex
 from baton.cluster.keys import record_key, workers_key
 from baton.cluster.redis.client import connect, transact
-from baton.cluster.registry.registry import Registration, WorkerRecord
+from baton.cluster.registry.registration import Registration
+from baton.cluster.registry.registry import WorkerRecord
 from tests.support.redis_servers import RedisServer
 from tests.support.repository import ROOT
 from tests.support.waiting import until

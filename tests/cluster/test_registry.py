@@ -10,7 +10,8 @@ from baton.cluster.keys import record_key, workers_key
 from baton.cluster.prefix import PrefixNamespace
 from baton.cluster.redis.client import transact
 from baton.cluster.redis.embedded import EmbeddedRedis
-from baton.cluster.registry.registry import Registration, WorkerRecord, new_epoch
+from baton.cluster.registry.registration import Registration
+from baton.cluster.registry.registry import WorkerRecord, new_epoch
 from baton.cluster.registry.watcher import RegistryWatcher
 from tests.support.redis_loops import RECORD, Loops
 from tests.support.waiting import until
@@ -127,6 +128,79 @@ async def test_stop_leaves_the_record_of_a_successor(cluster: Cluster) -> None:
     await until(lambda: watcher.records[RECORD.id] == successor, within=5.0)
     await old.stop()
     assert await transact(cluster.redis, ("EXISTS", record_key(RECORD.id))) == [1]
+
+
+RIVAL = replace(RECORD, endpoint="127.0.0.1:7003", epoch=RECORD.epoch + 1)
+
+
+def says(caplog: pytest.LogCaptureFixture, *words: str) -> bool:
+    return any(all(word in message for word in words) for message in caplog.messages)
+
+
+async def test_first_of_two_workers_with_one_id_keeps_it(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both say so, with both addresses, and nothing changes when the second one ends."""
+    watcher = cluster.watch()
+    cluster.register(RECORD)
+    await until(lambda: RECORD.id in watcher.records, within=5.0)
+    second = cluster.register(RIVAL)
+    shown = replace(RECORD, rival=RIVAL.endpoint)
+    await until(lambda: watcher.records[RECORD.id] == shown, within=5.0)
+    addresses = RECORD.endpoint, RIVAL.endpoint
+    for what in ("is held by", "is that of the worker"):
+        await until(lambda what=what: says(caplog, what, *addresses), within=5.0)
+    await second.stop()
+    await until(lambda: watcher.records[RECORD.id] == RECORD, within=5.0)
+    assert {record for _, record in cluster.changes} == {RECORD, shown}
+
+
+@pytest.mark.parametrize("ending", ["stops", "dies", "drains"])
+async def test_second_worker_takes_id_once_first_one_ends(cluster: Cluster, ending: str) -> None:
+    watcher = cluster.watch()
+    first = cluster.register(RECORD)
+    await until(lambda: RECORD.id in watcher.records, within=5.0)
+    cluster.register(RIVAL)
+    await until(lambda: watcher.records[RECORD.id].rival == RIVAL.endpoint, within=5.0)
+    match ending:
+        case "stops":
+            await first.stop()
+        case "dies":
+            await first._loop.stop()
+        case "drains":
+            first.update(replace(RECORD, draining=True))
+    await until(lambda: watcher.records.get(RECORD.id) == RIVAL, within=5.0)
+    num_changes = len(cluster.changes)
+    await first.stop()
+    other = replace(RECORD, id="other")
+    cluster.register(other)
+    await until(lambda: "other" in watcher.records, within=5.0)
+    assert cluster.changes[num_changes:] == [("other", other)]
+
+
+async def test_restarted_worker_takes_its_id_at_once(cluster: Cluster) -> None:
+    """Its record has its endpoint, whatever the epoch."""
+    watcher = cluster.watch()
+    first = cluster.register(RECORD, ttl=30.0)
+    await until(lambda: RECORD.id in watcher.records, within=5.0)
+    await first._loop.stop()
+    restarted = replace(RECORD, epoch=RECORD.epoch + 1)
+    cluster.register(restarted, ttl=30.0)
+    await until(lambda: watcher.records[RECORD.id] == restarted, within=5.0)
+
+
+async def test_record_that_no_worker_renews_holds_no_id(cluster: Cluster) -> None:
+    """Neither one without an end, nor one that outlives every renewal."""
+    for record, milliseconds in ((replace(RIVAL, id="v"), None), (RIVAL, 10**6)):
+        await cluster.write(record)
+        if milliseconds:
+            key = record_key(record.id)
+            await transact(cluster.redis, ("PEXPIRE", key, milliseconds))
+        cluster.register(replace(RECORD, id=record.id, epoch=RIVAL.epoch + 1))
+    watcher = cluster.watch()
+    await until(
+        lambda: {r.endpoint for r in watcher.records.values()} == {RECORD.endpoint}, within=5.0
+    )
 
 
 async def test_watcher_keeps_workers_through_a_redis_flush(cluster: Cluster) -> None:

@@ -25,7 +25,7 @@ from baton.cluster.keys import (
 from baton.cluster.redis.client import connect, transact
 from baton.cluster.redis.embedded import EmbeddedRedis
 from baton.cluster.redis.signing import MAX_AGE, SigningKeys, signing_keys
-from baton.cluster.registry.registry import Registration
+from baton.cluster.registry.registration import Registration
 from baton.cluster.registry.watcher import RegistryWatcher
 from baton.errors import FailedPreconditionError
 from tests.cluster.test_hostile_events import ODD, entry

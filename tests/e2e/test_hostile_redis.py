@@ -15,7 +15,7 @@ from baton.client.client import AsyncClient, Client
 from baton.cluster.keys import gossip_key, record_key, role_lock_key, workers_key
 from baton.cluster.redis.client import connect, transact
 from baton.cluster.redis.signing import SigningKeys
-from baton.cluster.registry.registry import Registration
+from baton.cluster.registry.registration import Registration
 from baton.models import locate
 from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import is_greedy, prompt_of

@@ -10,7 +10,8 @@ from baton.cluster.events.subscriber import EventSubscriber
 from baton.cluster.gossip import Gossip
 from baton.cluster.index import LocalityIndex
 from baton.cluster.redis.client import connect
-from baton.cluster.registry.registry import Registration, WorkerRecord
+from baton.cluster.registry.registration import Registration
+from baton.cluster.registry.registry import WorkerRecord
 from baton.cluster.registry.watcher import RegistryWatcher
 
 BLOCKS = [bytes([number]) * 16 for number in range(1, 21)]

@@ -1,22 +1,15 @@
-"""Worker registry: each worker writes its record to Redis and renews it while it runs.
+"""Record of a worker in the registry, as the fields of a hash in Redis.
 
-A record is a hash that expires unless renewed; a set lists the ids (`baton.cluster.keys`).
-`baton.cluster.registry.watcher` is the reading side. A record does not prove that the worker
-answers; gRPC health does. Independent of the workers' tasks.
+`baton.cluster.registry.registration` writes and renews it, `baton.cluster.registry.watcher` is the
+reading side. A record does not prove that the worker answers; gRPC health does. Independent of the
+workers' tasks.
 """
 
-import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
-
-from baton.cluster.keys import record_key, workers_key
 from baton.cluster.prefix import PrefixNamespace
-from baton.cluster.redis.client import Command, prefix_of, signing_keys_of, transact, transact_each
-from baton.cluster.redis.loop import RedisLoop
 from baton.rpc.worker_role import ROLES, Role
 
 _ROLES: dict[str, Role] = {role: role for role in ROLES}
@@ -29,21 +22,12 @@ _OPTIONAL = {
     b"pooled_output",
     b"keeps_role",
     b"max_num_seqs",
+    b"rival",
 }
 
 MAX_ID_BYTES = 256
 _MAX_TEXT_BYTES = 1024
 _MAX_NUMBER = 2**63
-
-_INTERVAL = 1.0  # seconds between renewals
-_TTL = 5.0  # seconds a record outlives its last renewal
-
-# Deletes a record only if it is still that of the given epoch: a worker that stops slowly must not
-# remove the record of its successor.
-_DELETE_IF_OURS = """
-if redis.call('HGET', KEYS[1], 'epoch') == ARGV[1] then return redis.call('DEL', KEYS[1]) end
-return 0
-"""
 
 
 def new_epoch() -> int:
@@ -83,6 +67,7 @@ class WorkerRecord:
             empty: it generates.
         keeps_role: it cannot change its role.
         max_num_seqs: maximum sequences that run at once; 0: not reported, as by older workers.
+        rival: "host:port" of another live worker with this id, which gets no work; empty: none.
     """
 
     id: str
@@ -106,6 +91,7 @@ class WorkerRecord:
     pooled_output: str = ""
     keeps_role: bool = False
     max_num_seqs: int = 0
+    rival: str = ""
 
     @property
     def pairing(self) -> bytes:
@@ -143,6 +129,7 @@ class WorkerRecord:
             "pooled_output": self.pooled_output,
             "keeps_role": int(self.keeps_role),
             "max_num_seqs": self.max_num_seqs,
+            "rival": self.rival,
         }
 
     @classmethod
@@ -177,92 +164,8 @@ class WorkerRecord:
             pooled_output=_text(fields.get(b"pooled_output", b"")),
             keeps_role=_number(fields.get(b"keeps_role", b"0")) != 0,
             max_num_seqs=_number(fields.get(b"max_num_seqs", b"0")),
+            rival=_text(fields.get(b"rival", b"")),
         )
-
-
-class Registration:
-    """Registration of one worker: keeps its record in Redis, and restores it if Redis lost it.
-
-    No method raises on Redis errors. The caller owns the client.
-
-    Args:
-        redis: from `baton.cluster.redis.client.connect`.
-        record: the worker's record.
-        interval: seconds between renewals.
-        ttl: seconds the record outlives its last renewal.
-    """
-
-    def __init__(
-        self,
-        redis: Redis,
-        record: WorkerRecord,
-        *,
-        interval: float = _INTERVAL,
-        ttl: float = _TTL,
-    ) -> None:
-        self._redis = redis
-        self._prefix = prefix_of(redis)
-        self._signing_keys = signing_keys_of(redis)
-        self._record = record
-        self._interval = interval
-        self._ttl = ttl
-        self._loop = RedisLoop(f"registration of {record.id}", self._renew)
-
-    @property
-    def record(self) -> WorkerRecord:
-        """The record registered now."""
-        return self._record
-
-    @property
-    def stale(self) -> bool:
-        """True if Redis did not answer the latest renewal, or there was none yet."""
-        return self._loop.answering_since is None
-
-    @property
-    def staleness(self) -> float:
-        """Seconds since Redis last answered; 0 while it answers."""
-        return self._loop.staleness
-
-    def start(self) -> None:
-        """Starts registering in the background, at once and every interval. Needs an event loop."""
-        self._loop.start()
-
-    def update(self, record: WorkerRecord) -> None:
-        """Replaces the record, which must be of the same worker in this epoch or a later one.
-        Returns before it is written."""
-        assert record.id == self._record.id
-        assert record.epoch >= self._record.epoch
-        self._record = record
-        self._loop.wake()
-
-    async def stop(self) -> None:
-        """Stops renewing and removes the record, if Redis answers in time.
-
-        The id stays listed, which shows a watcher that the worker left and Redis lost no data.
-        """
-        await self._loop.stop()
-        key = record_key(self._record.id, self._prefix)
-        with contextlib.suppress(RedisError, OSError):
-            await transact(self._redis, ("EVAL", _DELETE_IF_OURS, 1, key, self._record.epoch))
-
-    async def _renew(self) -> float:
-        key, listed = record_key(self._record.id, self._prefix), workers_key(self._prefix)
-        content = self._record.to_fields()
-        if self._signing_keys is not None:
-            content = self._signing_keys.sign_fields(key, content)
-        fields: Command = tuple(part for pair in content.items() for part in pair)
-        list_id: Command = ("SADD", listed, self._record.id)
-        # Replaces the key, whatever its type and fields were.
-        *_, is_listed = await transact_each(
-            self._redis,
-            ("DEL", key),
-            ("HSET", key, *fields),
-            ("PEXPIRE", key, int(self._ttl * 1000)),
-            list_id,
-        )
-        if isinstance(is_listed, Exception):  # the list is a key of another type
-            await transact(self._redis, ("DEL", listed), list_id)
-        return self._interval
 
 
 def _text(value: bytes) -> str:

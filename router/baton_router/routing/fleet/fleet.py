@@ -215,6 +215,13 @@ class Fleet:
                 known.is_listed = False
                 self._drop_if_gone(known)
             return
+        if record.rival:
+            self._log.warning(
+                "worker id %r is that of two workers, at %s and at %s; the latter gets no work",
+                worker,
+                record.endpoint,
+                record.rival,
+            )
         if known is not None and known.record.epoch == record.epoch:
             known.record, known.is_listed = record, True
             return

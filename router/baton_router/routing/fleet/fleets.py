@@ -76,15 +76,21 @@ class Fleets:
 
     @property
     def refused_records(self) -> Mapping[str, str]:
-        """Reasons why records in Redis are not used, by worker id: refused ones, and those of
-        models that this router does not serve."""
+        """Reasons why records in Redis are not used, by worker id: refused ones, those of models
+        that this router does not serve, and those of workers whose id another one has."""
         listed = ", ".join(map(repr, self.of))
         others = {
             worker: f"it serves the model {record.model!r}; expected one of {listed}"
             for worker, record in self._registry.records.items()
             if record.model not in self.of
         }
-        return {**others, **self._registry.refused}
+        rivals = {
+            worker: f"the worker at {record.rival} has this id, too, and gets no work, beside the "
+            f"one at {record.endpoint}; give each an id of its own (--worker-id)"
+            for worker, record in self._registry.records.items()
+            if record.rival
+        }
+        return {**others, **rivals, **self._registry.refused}
 
     @property
     def members(self) -> list[tuple[str, Member]]:

@@ -19,7 +19,8 @@ from baton.cluster.events.kv_events import KvEvents
 from baton.cluster.events.publisher import EventPublisher
 from baton.cluster.redis.client import connect
 from baton.cluster.redis.embedded import EmbeddedRedis
-from baton.cluster.registry.registry import Registration, WorkerRecord
+from baton.cluster.registry.registration import Registration
+from baton.cluster.registry.registry import WorkerRecord
 from baton.serving.grpc.channels import Channels
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings

@@ -10,7 +10,7 @@ import pytest
 from baton.cluster.index import LocalityIndex
 from baton.cluster.redis.client import connect
 from baton.cluster.redis.embedded import EmbeddedRedis
-from baton.cluster.registry.registry import Registration
+from baton.cluster.registry.registration import Registration
 from baton.serving.grpc.channels import Channels
 from baton_router.call.prompt import Prompt
 from baton_router.routing.fleet.fleet import Fleet
