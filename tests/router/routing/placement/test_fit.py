@@ -1,13 +1,17 @@
 """Fit of requests on workers of unlike sizes: placement, its reasons, refusals with numbers."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from baton.errors import EngineLimitError, UnavailableError
-from baton_router.call.request import Demand
+from baton.sampling import SamplingParams
+from baton_router.call.request import Demand, Request, work_of
 from baton_router.routing.fleet.candidate import Candidate, WorkerLimits
 from baton_router.routing.placement.decision import Decision, PlacementInputs, Rules
 from baton_router.routing.placement.explanation import candidacies
 from baton_router.routing.placement.fit import TOO_SMALL
+from baton_router.routing.placement.placer import Placer
 
 BLOCK = 16
 RULES = Rules(conditional_disaggregation=False)
@@ -119,6 +123,19 @@ def test_placement_is_unavailable_while_larger_worker_is_away():
     refusal = decided(Demand(100, 8, 8, 8), LARGE, SHORT, away).refusal
     assert isinstance(refusal, UnavailableError)
     assert str(refusal) == f"no decode worker can take work: draining, {TOO_SMALL}"
+
+
+def test_worker_too_small_still_lends_its_cached_prefix():
+    """By its record, and where it has refused the request itself."""
+    holder = SMALL._replace(num_cached_tokens=160)
+    fleet = SimpleNamespace(candidates=lambda _: [holder, LARGE, LONG])
+    placer = Placer(fleet, RULES)  # type: ignore[arg-type]
+    prompt, params = (7,) * 400, SamplingParams(max_tokens=8)
+    for tokens, small in ((prompt, ()), (prompt[:160], ("p-small",))):
+        decision = placer.place(work_of(Request("r", tokens, params)), too_small=small)
+        assert decision.inputs.candidates[0].excluded == TOO_SMALL
+        computing = decision.placement.chosen[0].candidate
+        assert (computing.worker, computing.source) == ("p-large", "p-small")
 
 
 def test_successor_of_draining_worker_is_large_enough():
