@@ -3,25 +3,36 @@
 from dataclasses import dataclass
 
 from baton import errors
-from baton.errors import BatonError, InvalidArgumentError, OverloadedError
+from baton.errors import (
+    BatonError,
+    ContextLengthError,
+    InvalidArgumentError,
+    OverloadedError,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorData:
-    """Error as data. `field` and `problem` are of an `InvalidArgumentError`, `retry_after` is of an
-    `OverloadedError`."""
+    """Error as data. `field` and `problem` are of an `InvalidArgumentError`, the last three are of
+    a `ContextLengthError`; `retry_after` is of an `OverloadedError`."""
 
     kind: str
     message: str
     field: str = ""
     problem: str = ""
     retry_after: float = 0.0
+    size: int = 0
+    limit: int = 0
+    unit: str = ""
 
 
 def data_of(error: BatonError) -> ErrorData:
     """Returns an error as data."""
     kind = type(error).__name__
     match error:
+        case ContextLengthError():
+            lengths = error.size, error.limit, error.unit
+            return ErrorData(kind, "", error.field, error.problem, 0.0, *lengths)
         case InvalidArgumentError():
             return ErrorData(kind, "", error.field, error.problem)
         case OverloadedError():
@@ -33,8 +44,10 @@ def data_of(error: BatonError) -> ErrorData:
 def error_of(data: ErrorData) -> BatonError:
     """Returns the error that `data_of` was given."""
     kind: type[BatonError] = getattr(errors, data.kind)
-    if kind is InvalidArgumentError:
-        return InvalidArgumentError(data.field, data.problem)
+    if issubclass(kind, ContextLengthError):
+        return kind(data.field, data.problem, data.size, data.limit, data.unit)
+    if issubclass(kind, InvalidArgumentError):
+        return kind(data.field, data.problem)
     if kind is OverloadedError:
         return OverloadedError(data.message, data.retry_after)
     return kind(data.message)
