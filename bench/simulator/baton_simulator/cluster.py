@@ -13,7 +13,7 @@ from baton.cluster.index import LocalityIndex
 from baton.engine.request import FinishReason
 from baton.engine.scheduler.kv.encoder_cache import HeldOutput
 from baton.engine.scheduler.sequences.encoder_inputs import check_encoder_inputs
-from baton.errors import BatonError, OverloadedError, UnavailableError
+from baton.errors import BatonError, OverloadedError
 from baton.rpc.worker_role import Role
 from baton.sampling import check_length
 from baton_decode_worker.capacity import Capacity, num_blocks_on_arrival
@@ -341,8 +341,7 @@ class Cluster:
             decision = self._decide(job, recovery.refused)
             placement = decision.placement
             if placement is None:
-                error = UnavailableError(decision.why_none)
-                recovery.after(AttemptFailure(FailureKind.NO_WORKER, error), 0)
+                recovery.after(AttemptFailure(FailureKind.NO_WORKER, decision.refusal), 0)
                 continue
             try:
                 return self._take(job, placement)

@@ -121,18 +121,14 @@ class Rules:
         has_to = has_version_gap(candidates) or ready_are_too_small(candidates, "prefill")
         return alone or policy_named(self.policy) if has_to else None
 
-    def why_none(self, inputs: PlacementInputs) -> str:
-        """Returns the reason why no worker can take the request, as a sentence."""
-        return why_none(inputs.candidates, self._needed(inputs))
-
     def refusal(self, inputs: PlacementInputs) -> BatonError:
         """Returns the error of a request that no worker can take: an `EngineLimitError` if all
         workers of a role that it needs are too small, known ones that are not ready included."""
-        candidates, demand = inputs.candidates, inputs.demand
-        for role in self._needed(inputs):
+        candidates, demand, needed = inputs.candidates, inputs.demand, self._needed(inputs)
+        for role in needed:
             if demand is not None and are_too_small(candidates, role):
                 return limit_error(candidates, role, inputs.num_tokens, demand)
-        return UnavailableError(self.why_none(inputs))
+        return UnavailableError(why_none(candidates, needed))
 
     def _needed(self, inputs: PlacementInputs) -> tuple[Role, ...]:
         """Returns the roles without whose workers the request cannot be served."""
@@ -176,4 +172,4 @@ class Decision:
     @property
     def why_none(self) -> str:
         """Reason why no worker can take the request, as a sentence, where `placement` is None."""
-        return self.rules.why_none(self.inputs)
+        return str(self.refusal)

@@ -9,7 +9,7 @@ from baton.sampling import SamplingParams
 from baton_router.call.request import Demand, Request, work_of
 from baton_router.routing.fleet.candidate import Candidate, WorkerLimits
 from baton_router.routing.placement.decision import Decision, PlacementInputs, Rules
-from baton_router.routing.placement.explanation import candidacies
+from baton_router.routing.placement.explanation import candidacies, why
 from baton_router.routing.placement.fit import TOO_SMALL
 from baton_router.routing.placement.placer import Placer
 
@@ -103,9 +103,10 @@ def test_placement_explains_which_workers_are_too_small():
     ],
 )
 def test_placement_refuses_with_numbers_if_none_fits(demand, field, numbers):
-    refusal = decided(demand, *ALL).refusal
+    decision = decided(demand, *ALL)
+    refusal = decision.refusal
     assert isinstance(refusal, EngineLimitError)
-    assert refusal.field == field
+    assert (refusal.field, why(decision)) == (field, str(refusal))
     with pytest.raises(EngineLimitError, match=numbers):
         raise refusal
 
