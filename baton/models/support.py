@@ -10,11 +10,10 @@ from typing import Any
 
 from baton.errors import UnsupportedModelError
 from baton.models import DESCRIPTION, checkpoint_folder, locate, read_json
+from baton.models.quantization import check_quantization, quantization_of, read_quantization
 from baton.models.weights import check_is_no_adapter, check_weights
 
 CONFIG = "config.json"
-# Keys under which a configuration describes quantized weights.
-_QUANTIZED = ("quantization_config", "compression_config")
 
 
 def check_model(model: str) -> None:
@@ -43,21 +42,14 @@ def check_description(folder: Path) -> None:
     check_is_no_adapter(folder)
     config = read_json(folder / CONFIG)
     check_config(config)
+    check_quantization(read_quantization(folder), _architecture(config))
     _check_code(config)
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Raises `UnsupportedModelError` for the configuration of quantized weights, or of an
-    encoder-decoder model."""
-    for described in (config, config.get("text_config")):
-        for key in _QUANTIZED:
-            if isinstance(described, Mapping) and described.get(key):
-                raise UnsupportedModelError(
-                    f"the weights of {_architecture(config)} are quantized by "
-                    f"{_method(described[key])} ({key} in {CONFIG}); Baton serves float32, "
-                    "bfloat16 and float16: give the original checkpoint, from before it was "
-                    "quantized"
-                )
+    """Raises `UnsupportedModelError` for the configuration of weights that are quantized by a
+    method that Baton does not read, or of an encoder-decoder model."""
+    check_quantization(quantization_of(config), _architecture(config))
     if config.get("is_encoder_decoder"):
         raise UnsupportedModelError(
             f"{_architecture(config)} is an encoder-decoder model; Baton serves decoder-only "
@@ -81,12 +73,6 @@ def _check_code(config: Mapping[str, Any]) -> None:
             f"runs, and this transformers has no model type {model_type!r}: upgrade it if a later "
             "one has, or choose another model"
         )
-
-
-def _method(config: Any) -> str:
-    """Returns the quantization method that a `quantization_config` names."""
-    named = config.get("quant_method") if isinstance(config, Mapping) else None
-    return str(named or "an unnamed method")
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

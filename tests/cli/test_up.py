@@ -200,8 +200,8 @@ _OWN = {"auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Mo
 # Content of config.json; None: a GGUF file alone.
 REFUSED_MODELS: dict[str, tuple[dict[str, object] | None, str]] = {
     "quantized": (
-        {"model_type": "llama", "quantization_config": {"quant_method": "awq"}},
-        "quantized by awq",
+        {"model_type": "llama", "quantization_config": {"quant_method": "aqlm"}},
+        "quantized by aqlm",
     ),
     "GGUF": (None, "model.gguf' begins with b'GGML'"),
     "encoder-decoder": ({"model_type": "t5", "is_encoder_decoder": True}, "an encoder-decoder mo"),

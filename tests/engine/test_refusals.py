@@ -159,11 +159,26 @@ _OWN = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
 
 DESCRIBED: dict[str, tuple[dict[str, object], str]] = {
     **{
-        method: (quantized(method), f"quantized by {method} .* give the original checkpoint")
-        for method in ("bitsandbytes", "gptq", "awq", "fp8", "compressed-tensors", "mxfp4")
+        method: (
+            quantized(method),
+            f"quantized by {method}, which Baton does not read; it reads fp8, .*: give a",
+        )
+        for method in ("aqlm", "hqq", "torchao", "quanto", "bitnet", "vptq", "quark")
     },
-    "quantized in part": ({"text_config": quantized("awq")}, "quantized by awq"),
-    "quantized otherwise": ({"compression_config": {"format": "int"}}, "by an unnamed method"),
+    **{
+        f"{method} as {variant}": (
+            {"quantization_config": {"quant_method": method, key: variant}},
+            f"quantized by {method} in the arrangement '{variant}', which Baton does not read",
+        )
+        for method, key, variant in (
+            ("gptq", "checkpoint_format", "marlin"),
+            ("awq", "version", "gemv"),
+            ("compressed-tensors", "format", "marlin-24"),
+            ("modelopt", "quant_algo", "w4a8_awq"),
+        )
+    },
+    "quantized in part": ({"text_config": quantized("aqlm")}, "quantized by aqlm"),
+    "quantized otherwise": ({"quantization_config": {"bits": 4}}, "by an unnamed method"),
     "encoder-decoder": (
         {"model_type": "t5", "is_encoder_decoder": True},
         "encoder-decoder model; Baton serves decoder-only models: choose a causal",

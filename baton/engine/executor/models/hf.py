@@ -1,5 +1,6 @@
 """Imports from transformers, for the whole engine."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,11 +32,14 @@ __all__ = [
     "GenerationConfig",
     "PreTrainedModel",
     "PretrainedConfig",
+    "loading_in_turn",
     "reporting_progress",
     "without_load_report",
 ]
 
 
+# Has transformers read no weights ahead in threads.
+_IN_TURN = "HF_DEACTIVATE_ASYNC_LOAD"
 _LOADING = "Loading weights"
 """Description of the progress bar over a model's weights."""
 
@@ -72,6 +76,20 @@ def without_load_report() -> Iterator[None]:
         yield
     finally:
         _logging.set_verbosity(former)
+
+
+@contextmanager
+def loading_in_turn() -> Iterator[None]:
+    """Has transformers take the weights of one parameter at a time in a `with` block, so that it
+    never holds more than the result and what one parameter is made of."""
+    former = os.environ.get(_IN_TURN)
+    os.environ[_IN_TURN] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_IN_TURN]
+        if former is not None:
+            os.environ[_IN_TURN] = former
 
 
 def _counted(items: Any, on_fraction: Callable[[float], None]) -> Iterator[Any]:

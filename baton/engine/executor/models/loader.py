@@ -26,6 +26,8 @@ from baton.engine.executor.models.hf import (
     PreTrainedModel,
     without_load_report,
 )
+from baton.engine.executor.models.quantized.checkpoint import checkpoint_weights
+from baton.engine.executor.models.quantized.loading import load_pretrained
 from baton.engine.executor.models.transformers_model import without_head
 from baton.engine.executor.models.vision_model import (
     is_vision_language,
@@ -37,6 +39,7 @@ from baton.models import support
 from baton.models.images.pixtral import text_tokens
 from baton.models.length import longest
 from baton.models.pooling import Pooling
+from baton.models.quantization import read_quantization
 from baton.models.weights import check_weights, is_gguf, weight_files
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -137,7 +140,7 @@ def _from_pretrained(auto_class: Any, path: str, config: PretrainedConfig, **opt
     """Returns what `from_pretrained` of a class of transformers does for a checkpoint's folder."""
     files = weight_files(Path(path))
     if not is_gguf(files):
-        return auto_class.from_pretrained(path, config=config, **options)
+        return load_pretrained(auto_class, path, config, **options)
     from baton.engine.executor.models.quantized.gguf import load_gguf
 
     return load_gguf(auto_class, files, config, **options)
@@ -156,11 +159,9 @@ def check_finite(model: PreTrainedModel) -> None:
 def score_head(path: str, model: PreTrainedModel) -> torch.Tensor:
     """Returns the weights of the classification head, `[1, hidden_size]`, as `model` has them.
     Raises `UnsupportedModelError` if the checkpoint lacks them."""
-    for file in sorted(Path(path).glob("*.safetensors")):
-        with safe_open(file, "pt") as weights:
-            if _SCORE in weights.keys():  # noqa: SIM118 - it is no mapping
-                head: torch.Tensor = weights.get_tensor(_SCORE)
-                return head.to(model.device, model.dtype)
+    with checkpoint_weights(Path(path), read_quantization(Path(path))) as weights:
+        if _SCORE in weights:
+            return weights[_SCORE][...].to(model.device, model.dtype)
     raise UnsupportedModelError(f"{path!r} lacks the weights of its classification head, {_SCORE}")
 
 

@@ -1,0 +1,86 @@
+"""Weights of a quantized checkpoint by the names that an unquantized one has.
+
+`checkpoint_weights` returns what transformers takes in place of a folder: by name, an object whose
+values are computed when they are taken, and not kept.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors import safe_open
+
+from baton.engine.executor.models.quantized import fp8
+from baton.engine.executor.models.quantized.packing import (
+    PackedWeight,
+    Packing,
+    Stored,
+    StoredTensor,
+)
+from baton.errors import UnsupportedModelError
+from baton.models.quantization import Quantization
+from baton.models.weights import weight_files
+
+Weights = Mapping[str, StoredTensor | PackedWeight]
+"""The weights of a checkpoint by their plain names."""
+
+_PACKINGS: Final[Mapping[str, Callable[[Mapping[str, Any]], tuple[Packing, ...]]]] = {
+    "fp8": fp8.packings,
+    "fbgemm_fp8": fp8.packings,
+    "mxfp8": fp8.packings,
+}
+# Of activations, which Baton does not quantize.
+_UNUSED: Final = (
+    ".input_scale", ".activation_scale", ".input_scale_ub", ".input_zero_point",
+    ".input_global_scale", ".output_scale",
+)  # fmt: skip
+
+
+@contextmanager
+def checkpoint_weights(folder: Path, quantization: Quantization | None) -> Iterator[Weights]:
+    """Opens the files of a checkpoint in a `with` block, and gives its weights. Raises
+    `UnsupportedModelError` if a weight lacks some of its tensors."""
+    packings: tuple[Packing, ...] = ()
+    if quantization is not None:
+        packings = _PACKINGS[quantization.method](quantization.settings)
+    with ExitStack() as stack:
+        stored: dict[str, StoredTensor] = {}
+        for path in weight_files(folder):
+            file = stack.enter_context(safe_open(path, "pt"))
+            stored |= {name: StoredTensor(name, file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
+        yield plain_weights(stored, packings)
+
+
+def plain_weights(stored: Stored, packings: tuple[Packing, ...]) -> Weights:
+    """Returns the weights of a checkpoint: the packed ones, and what is stored beside them. Raises
+    `UnsupportedModelError` if a packed one lacks some of its tensors."""
+    packed = [weight for tensor in stored.values() if (weight := _packed(tensor, stored, packings))]
+    used = {part.name for weight in packed for part in weight.parts.values()}
+    plain = {
+        name: tensor
+        for name, tensor in stored.items()
+        if name not in used and not name.endswith(_UNUSED)
+    }
+    for tensor in plain.values():
+        _check_is_plain(tensor, stored, packings)
+    return plain | {weight.name: weight for weight in packed}
+
+
+def _packed(
+    tensor: StoredTensor, stored: Stored, packings: tuple[Packing, ...]
+) -> PackedWeight | None:
+    """Returns the weight whose main tensor is given; None for other tensors."""
+    for packing in packings:
+        if packing.matches(tensor) and not packing.missing(tensor, stored):
+            return packing.weight(tensor, stored)
+    return None
+
+
+def _check_is_plain(tensor: StoredTensor, stored: Stored, packings: tuple[Packing, ...]) -> None:
+    for packing in packings:
+        if packing.matches(tensor):
+            raise UnsupportedModelError(
+                f"the weights {tensor.name} are quantized, and {packing.missing(tensor, stored)[0]}"
+                ", which they need, is missing: download the model again"
+            )

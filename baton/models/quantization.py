@@ -1,0 +1,116 @@
+"""Quantization of a checkpoint's weights, as its files describe it.
+
+Knows which methods Baton reads, by name; `baton/engine/executor/models/quantized/` reads them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from baton.errors import UnsupportedModelError
+from baton.models import read_json
+
+_CONFIG: Final = "config.json"
+# Keys under which a configuration describes quantized weights.
+_KEYS: Final = ("quantization_config", "compression_config")
+# Where modelopt describes them, beside a configuration that does not.
+_MODELOPT_FILE: Final = "hf_quant_config.json"
+
+_BITSANDBYTES: Final = "bitsandbytes"
+METHODS: Final = (
+    "fp8", "fbgemm_fp8", "mxfp8", "compressed-tensors", "gptq", "awq", "auto-round", "mxfp4",
+    _BITSANDBYTES, "modelopt",
+)  # fmt: skip
+# Of those methods, what Baton does not read: the keys that name a variant, and those it reads.
+_VARIANTS: Final[Mapping[str, tuple[tuple[str, ...], frozenset[str]]]] = {
+    "gptq": (("checkpoint_format", "format"), frozenset({"gptq", "gptq_v2"})),
+    "awq": (("version", "format"), frozenset({"gemm", "exllama", "ipex"})),
+    "auto-round": (
+        ("packing_format",), frozenset({"auto_round:auto_gptq", "auto_round:auto_awq"}),
+    ),
+    "compressed-tensors": (
+        ("format",),
+        frozenset({
+            "dense", "naive-quantized", "int-quantized", "float-quantized", "pack-quantized",
+            "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision",
+        }),
+    ),
+    "modelopt": (
+        ("quant_algo",),
+        frozenset({"fp8", "fp8_pb_wo", "fp8_pc_pt", "fp8_per_channel_per_token", "nvfp4"}),
+    ),
+}  # fmt: skip
+_NEAREST: Final = "give a checkpoint of it in FP8, GPTQ or AWQ, or the original checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """Method by which a checkpoint's weights are quantized, and its settings.
+
+    Attributes:
+        method: name of the method, as transformers has it.
+        settings: what the files say of it.
+    """
+
+    method: str
+    settings: Mapping[str, Any]
+
+    @property
+    def variant(self) -> str | None:
+        """The arrangement of a method that has several; None if the files name none."""
+        keys, _ = _VARIANTS.get(self.method, ((), None))
+        named = next((self.settings[key] for key in keys if self.settings.get(key)), None)
+        return None if named is None else str(named).lower()
+
+
+def read_quantization(folder: Path) -> Quantization | None:
+    """Returns how the weights of a checkpoint in a folder are quantized; None if they are not."""
+    described = quantization_of(read_json(folder / _CONFIG))
+    if described is None and (folder / _MODELOPT_FILE).is_file():
+        settings = read_json(folder / _MODELOPT_FILE).get("quantization")
+        if isinstance(settings, Mapping) and settings.get("quant_algo"):
+            return Quantization("modelopt", settings)
+    return described
+
+
+def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
+    """Returns how a configuration, or that of its language model, says weights are quantized."""
+    for described in (config, config.get("text_config")):
+        for key in _KEYS:
+            settings = described.get(key) if isinstance(described, Mapping) else None
+            if settings:
+                return _read(settings if isinstance(settings, Mapping) else {}, key)
+    return None
+
+
+def check_quantization(quantization: Quantization | None, architecture: str) -> None:
+    """Raises `UnsupportedModelError` for a method, or a variant of one, that Baton does not
+    read."""
+    if quantization is None:
+        return
+    method, variant = quantization.method, quantization.variant
+    _, known = _VARIANTS.get(method, ((), None))
+    if method in METHODS and (known is None or variant is None or variant in known):
+        return
+    named = method if method not in METHODS else f"{method} in the arrangement {variant!r}"
+    raise UnsupportedModelError(
+        f"the weights of {architecture} are quantized by {named}, which Baton does not read; it "
+        f"reads {', '.join(METHODS)}: {_NEAREST}"
+    )
+
+
+def without_quantization(config: Any) -> None:
+    """Takes out of a configuration of transformers, and of its language model's, what they say of
+    quantized weights."""
+    for described in (config, getattr(config, "text_config", None)):
+        for key in _KEYS:
+            if getattr(described, key, None) is not None:
+                delattr(described, key)
+
+
+def _read(settings: Mapping[str, Any], key: str) -> Quantization:
+    if settings.get("load_in_8bit") or settings.get("load_in_4bit"):
+        return Quantization(_BITSANDBYTES, settings)
+    default = "compressed-tensors" if key == "compression_config" else "an unnamed method"
+    return Quantization(str(settings.get("quant_method") or default), settings)
