@@ -25,7 +25,7 @@ METHODS: Final = (
 # Of those methods, what Baton does not read: the keys that name a variant, and those it reads.
 _VARIANTS: Final[Mapping[str, tuple[tuple[str, ...], frozenset[str]]]] = {
     "gptq": (("checkpoint_format", "format"), frozenset({"gptq", "gptq_v2"})),
-    "awq": (("version", "format"), frozenset({"gemm", "exllama", "ipex"})),
+    "awq": (("version", "checkpoint_format", "format"), frozenset({"gemm", "exllama", "ipex"})),
     "auto-round": (
         ("packing_format",), frozenset({"auto_round:auto_gptq", "auto_round:auto_awq"}),
     ),

@@ -23,7 +23,8 @@ from tests.support.engine.checkpoints import FAMILIES, save_random
 from tests.support.engine.engines import assert_idle, load, tokens
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.prompts import NUM_TOKENS, awkward_prompts
-from tests.support.engine.quantized import BY_TRANSFORMERS, FORMATS, save_quantized
+from tests.support.engine.quantized.formats import BY_TRANSFORMERS, FORMATS
+from tests.support.engine.quantized.written import save_quantized
 
 State = dict[str, torch.Tensor]
 Saved = Callable[[str, str], tuple[str, str]]
@@ -84,15 +85,28 @@ def test_quantized_experts_equal_those_of_transformers(quantized: Saved, family:
     assert_equal(loaded(path), by_transformers(path))
 
 
+@pytest.mark.parametrize("name", ["gptq in act-order", "awq"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_quantized_experts_have_the_values_they_stand_for(
+    quantized: Saved, name: str, family: str
+) -> None:
+    path, meant = quantized(name, family)
+    assert_equal(loaded(path), by_transformers(meant))
+
+
 @pytest.mark.filterwarnings("ignore")
-def test_quantized_model_answers_as_transformers(quantized: Saved, oracle: Oracle) -> None:
+@pytest.mark.parametrize("name", ["fp8 in blocks", "gptq in act-order", "awq"])
+def test_quantized_model_answers_as_transformers(
+    quantized: Saved, oracle: Oracle, name: str
+) -> None:
     """Alone, in a batch, in chunks, and with prefixes cached."""
-    path, _ = quantized("fp8 in blocks", "llama")
+    path, meant = quantized(name, "llama")
+    read = path if name in BY_TRANSFORMERS else meant
     engine = load(path, max_num_batched_tokens=17, max_num_seqs=3)
     prompts = awkward_prompts()
     for _ in range(2):
         results = engine.generate(prompts, SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True))
-        assert tokens(results) == [oracle(path, p, NUM_TOKENS) for p in prompts]
+        assert tokens(results) == [oracle(read, p, NUM_TOKENS) for p in prompts]
     assert_idle(engine)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from safetensors import safe_open
 
-from baton.engine.executor.models.quantized import fp8
+from baton.engine.executor.models.quantized import fp8, grouped_integers
 from baton.engine.executor.models.quantized.packing import (
     PackedWeight,
     Packing,
@@ -29,6 +29,9 @@ _PACKINGS: Final[Mapping[str, Callable[[Mapping[str, Any]], tuple[Packing, ...]]
     "fp8": fp8.packings,
     "fbgemm_fp8": fp8.packings,
     "mxfp8": fp8.packings,
+    "gptq": grouped_integers.gptq,
+    "awq": grouped_integers.awq,
+    "auto-round": grouped_integers.auto_round,
 }
 # Of activations, which Baton does not quantize.
 _UNUSED: Final = (

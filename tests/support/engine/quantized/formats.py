@@ -1,0 +1,9 @@
+"""All formats of quantized weights that tests write."""
+
+from tests.support.engine.quantized import fp8, grouped_integers
+from tests.support.engine.quantized.written import Format
+
+FORMATS: dict[str, Format] = fp8.FORMATS | grouped_integers.FORMATS
+# Those that transformers reads here: of others it needs packages or devices that tests lack, or
+# takes the blocks at the end of a weight for whole ones.
+BY_TRANSFORMERS = ["fp8 in blocks", "fp8 as a whole", "mxfp8"]
