@@ -38,7 +38,10 @@ _VARIANTS: Final[Mapping[str, tuple[tuple[str, ...], frozenset[str]]]] = {
     ),
     "modelopt": (
         ("quant_algo",),
-        frozenset({"fp8", "fp8_pb_wo", "fp8_pc_pt", "fp8_per_channel_per_token", "nvfp4"}),
+        frozenset({
+            "fp8", "fp8_pc_pt", "fp8_per_channel_per_token", "nvfp4", "w4a16_nvfp4",
+            "mixed_precision",
+        }),
     ),
 }  # fmt: skip
 _NEAREST: Final = "give a checkpoint of it in FP8, GPTQ or AWQ, or the original checkpoint"

@@ -23,11 +23,12 @@ from tests.support.engine.checkpoints import FAMILIES, save_random
 from tests.support.engine.engines import assert_idle, load, tokens
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.prompts import NUM_TOKENS, awkward_prompts
-from tests.support.engine.quantized.formats import BY_TRANSFORMERS, FORMATS
+from tests.support.engine.quantized.formats import BY_TRANSFORMERS, FORMATS, OF_FAMILIES
 from tests.support.engine.quantized.written import save_quantized
 
 State = dict[str, torch.Tensor]
 Saved = Callable[[str, str], tuple[str, str]]
+ALL = FORMATS | OF_FAMILIES["gpt_oss"]
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +40,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Saved:
         if (name, family) not in made:
             root = tmp_path_factory.mktemp("quantized")
             save_random(FAMILIES[family](), root / "plain")
-            meant = save_quantized(FORMATS[name], root / "plain", root / "packed")
+            meant = save_quantized(ALL[name], root / "plain", root / "packed")
             made[name, family] = str(root / "packed"), str(meant)
         return made[name, family]
 
@@ -85,6 +86,17 @@ def test_quantized_experts_equal_those_of_transformers(quantized: Saved, family:
     assert_equal(loaded(path), by_transformers(path))
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_in_mxfp4_equal_those_of_transformers(
+    quantized: Saved, dtype: Literal["float32", "bfloat16"]
+) -> None:
+    path, meant = quantized("mxfp4", "gpt_oss")
+    ours = loaded(path, dtype)
+    assert_equal(ours, by_transformers(path, getattr(torch, dtype)))
+    assert_equal(ours, by_transformers(meant, getattr(torch, dtype)))
+
+
 @pytest.mark.parametrize("name", ["gptq in act-order", "awq"])
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_quantized_experts_have_the_values_they_stand_for(
@@ -95,12 +107,12 @@ def test_quantized_experts_have_the_values_they_stand_for(
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["fp8 in blocks", "gptq in act-order", "awq"])
+@pytest.mark.parametrize("name", ["fp8 in blocks", "gptq in act-order", "awq", "mxfp4"])
 def test_quantized_model_answers_as_transformers(
     quantized: Saved, oracle: Oracle, name: str
 ) -> None:
     """Alone, in a batch, in chunks, and with prefixes cached."""
-    path, meant = quantized(name, "llama")
+    path, meant = quantized(name, "gpt_oss" if name == "mxfp4" else "llama")
     read = path if name in BY_TRANSFORMERS else meant
     engine = load(path, max_num_batched_tokens=17, max_num_seqs=3)
     prompts = awkward_prompts()

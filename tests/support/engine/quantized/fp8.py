@@ -56,6 +56,9 @@ FORMATS: dict[str, Format] = {
     "fp8 in cut blocks": Format(_blocks(40), partial(_fp8_blocks, size=40)),
     "fp8 as a whole": Format(_FP8, _fp8(".weight_scale_inv", (0, 1))),
     "fp8 by vLLM": Format(_FP8, _fp8(".weight_scale", (0, 1))),
+    "modelopt fp8": Format(
+        {"quant_method": "modelopt", "quant_algo": "FP8"}, _fp8(".weight_scale", (0, 1))
+    ),
     "fbgemm": Format({"quant_method": "fbgemm_fp8"}, _fp8(".weight_scale", (1,))),
     "mxfp8": Format(
         {"quant_method": "mxfp8", "weight_block_size": [1, 32], "scale_fmt": "ue8m0"}, _mxfp8

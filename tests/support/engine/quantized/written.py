@@ -13,6 +13,13 @@ from safetensors.torch import load_file, save_file
 Tensors = dict[str, torch.Tensor]
 
 
+def is_of_layer(name: str, weight: torch.Tensor) -> bool:
+    """Returns whether the tools that quantize do so with a weight: one of a linear layer, but the
+    head and the routers of experts."""
+    kept = ("embed", "lm_head", "gate.weight", "router", "norm", "wte", "wpe")
+    return name.endswith(".weight") and weight.dim() == 2 and not any(k in name for k in kept)
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """One format.
@@ -21,17 +28,12 @@ class Format:
         settings: the `quantization_config` of its checkpoints.
         pack: the tensors that store a weight of a layer, by how their names end, and the values
             that they stand for.
+        is_packed: tells the weights that are quantized by their names and values.
     """
 
     settings: Mapping[str, Any]
     pack: Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
-
-
-def is_quantized(name: str, weight: torch.Tensor) -> bool:
-    """Returns whether the tools that quantize do so with a weight: one of a linear layer, but the
-    head and the routers of experts."""
-    kept = ("embed", "lm_head", "gate.weight", "router", "norm", "wte", "wpe")
-    return name.endswith(".weight") and weight.dim() == 2 and not any(k in name for k in kept)
+    is_packed: Callable[[str, torch.Tensor], bool] = is_of_layer
 
 
 def save_quantized(made: Format, plain: Path, folder: Path) -> Path:
@@ -39,7 +41,7 @@ def save_quantized(made: Format, plain: Path, folder: Path) -> Path:
     one with the values that it stands for."""
     stored, values = {}, {}
     for name, weight in load_file(plain / "model.safetensors").items():
-        if not is_quantized(name, weight):
+        if not made.is_packed(name, weight):
             stored[name] = values[name] = weight
             continue
         parts, values[name] = made.pack(weight)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from safetensors import safe_open
 
-from baton.engine.executor.models.quantized import fp8, grouped_integers
+from baton.engine.executor.models.quantized import fp4, fp8, grouped_integers, modelopt
 from baton.engine.executor.models.quantized.packing import (
     PackedWeight,
     Packing,
@@ -32,11 +32,20 @@ _PACKINGS: Final[Mapping[str, Callable[[Mapping[str, Any]], tuple[Packing, ...]]
     "gptq": grouped_integers.gptq,
     "awq": grouped_integers.awq,
     "auto-round": grouped_integers.auto_round,
+    "mxfp4": fp4.mxfp4,
+    "modelopt": modelopt.packings,
 }
 # Of activations, which Baton does not quantize.
 _UNUSED: Final = (
     ".input_scale", ".activation_scale", ".input_scale_ub", ".input_zero_point",
     ".input_global_scale", ".output_scale",
+)  # fmt: skip
+
+# Of weights that are quantized in a way that no packing describes: without them they mean nothing.
+_UNREAD: Final = (
+    ".weight_scale", ".weight_scale_2", ".weight_scale_inv", ".weight_global_scale",
+    ".weight_zero_point", ".weight_g_idx", ".qzeros", ".g_idx", ".pre_quant_scale",
+    ".svdquant_lora_a", ".svdquant_lora_b",
 )  # fmt: skip
 
 
@@ -81,9 +90,15 @@ def _packed(
 
 
 def _check_is_plain(tensor: StoredTensor, stored: Stored, packings: tuple[Packing, ...]) -> None:
+    """Raises `UnsupportedModelError` for a tensor that belongs to a quantized weight."""
     for packing in packings:
         if packing.matches(tensor):
             raise UnsupportedModelError(
                 f"the weights {tensor.name} are quantized, and {packing.missing(tensor, stored)[0]}"
                 ", which they need, is missing: download the model again"
             )
+    if packings and tensor.name.endswith(_UNREAD):
+        raise UnsupportedModelError(
+            f"the tensor {tensor.name} belongs to weights that are quantized in a way that Baton "
+            "does not read: give a checkpoint in another format, or the original one"
+        )

@@ -22,11 +22,16 @@ _EXPONENT_BIAS: Final = 127
 
 def packings(settings: Mapping[str, Any]) -> tuple[Packing, ...]:
     """Returns the packings of the methods fp8, mxfp8 and fbgemm_fp8."""
-    unpack = partial(_unpack, block=_block(settings.get("weight_block_size")))
+    in_blocks = partial(unpack, block=_block(settings.get("weight_block_size")))
     return (
-        Packing("", FP8, "", unpack, {"scale": _SCALES}),
-        Packing(".weight", FP8, ".weight", unpack, {"scale": _SCALES_OF_LAYERS}),
+        Packing("", FP8, "", in_blocks, {"scale": _SCALES}),
+        Packing(".weight", FP8, ".weight", in_blocks, {"scale": _SCALES_OF_LAYERS}),
     )
+
+
+def unpack(parts: Parts, *, block: tuple[int, int] | None = None) -> torch.Tensor:
+    """Returns a weight times its scales, in float32."""
+    return scaled(parts[MAIN], exponents(parts["scale"]).float(), block)
 
 
 def scaled(
@@ -44,6 +49,8 @@ def scaled(
     values = values.to(scale.dtype)
     if scale.numel() == 1:
         return values.mul_(scale.reshape(()))
+    if scale.dim() > values.dim():
+        raise ValueError("the scales have more dimensions than the values")
     if scale.dim() < values.dim():
         scale = scale.reshape(*scale.shape, *(1,) * (values.dim() - scale.dim()))
     num_rows, num_columns = _sizes(values.shape, scale.shape, block)
@@ -70,10 +77,6 @@ def _sizes(
     if any(have % count for have, count in zip(values[-2:], scales[-2:], strict=True)):
         raise ValueError("the scales do not divide the values")
     return values[-2] // scales[-2], values[-1] // scales[-1]
-
-
-def _unpack(parts: Parts, *, block: tuple[int, int] | None) -> torch.Tensor:
-    return scaled(parts[MAIN], exponents(parts["scale"]).float(), block)
 
 
 def exponents(scale: torch.Tensor) -> torch.Tensor:
