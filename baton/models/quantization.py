@@ -44,6 +44,8 @@ _VARIANTS: Final[Mapping[str, tuple[tuple[str, ...], frozenset[str]]]] = {
         }),
     ),
 }  # fmt: skip
+# Settings by which the weights are not those of the model, even when they are plain numbers.
+_TRANSFORMS: Final = ("transform_config", "sparsity_config")
 _NEAREST: Final = "give a checkpoint of it in FP8, GPTQ or AWQ, or the original checkpoint"
 
 
@@ -94,9 +96,15 @@ def check_quantization(quantization: Quantization | None, architecture: str) -> 
         return
     method, variant = quantization.method, quantization.variant
     _, known = _VARIANTS.get(method, ((), None))
-    if method in METHODS and (known is None or variant is None or variant in known):
+    more = next((key for key in _TRANSFORMS if _is_used(quantization.settings.get(key))), None)
+    if method not in METHODS:
+        named = method
+    elif known is not None and variant is not None and variant not in known:
+        named = f"{method} in the arrangement {variant!r}"
+    elif more is not None:
+        named = f"{method} with a {more}"
+    else:
         return
-    named = method if method not in METHODS else f"{method} in the arrangement {variant!r}"
     raise UnsupportedModelError(
         f"the weights of {architecture} are quantized by {named}, which Baton does not read; it "
         f"reads {', '.join(METHODS)}: {_NEAREST}"
@@ -110,6 +118,12 @@ def without_quantization(config: Any) -> None:
         for key in _KEYS:
             if getattr(described, key, None) is not None:
                 delattr(described, key)
+
+
+def _is_used(setting: Any) -> bool:
+    if not isinstance(setting, Mapping):
+        return False
+    return bool(setting.get("config_groups")) or setting.get("format", "dense") != "dense"
 
 
 def _read(settings: Mapping[str, Any], key: str) -> Quantization:

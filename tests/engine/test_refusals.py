@@ -177,6 +177,24 @@ DESCRIBED: dict[str, tuple[dict[str, object], str]] = {
             ("modelopt", "quant_algo", "w4a8_awq"),
         )
     },
+    "rotated": (
+        {
+            "quantization_config": {
+                "quant_method": "compressed-tensors",
+                "transform_config": {"config_groups": {"R1": {}}},
+            }
+        },
+        "quantized by compressed-tensors with a transform_config, which Baton does not read",
+    ),
+    "sparse": (
+        {
+            "quantization_config": {
+                "quant_method": "compressed-tensors",
+                "sparsity_config": {"format": "sparse-bitmask"},
+            }
+        },
+        "quantized by compressed-tensors with a sparsity_config, which Baton does not read",
+    ),
     "quantized in part": ({"text_config": quantized("aqlm")}, "quantized by aqlm"),
     "quantized otherwise": ({"quantization_config": {"bits": 4}}, "by an unnamed method"),
     "encoder-decoder": (

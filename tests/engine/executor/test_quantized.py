@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.multiprocessing.reductions import StorageWeakRef
-from transformers import AutoModelForCausalLM, MixtralForCausalLM
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig, MixtralForCausalLM
 
 from baton.engine.config import EngineConfig
 from baton.engine.executor.models import loader
@@ -54,7 +54,12 @@ def loaded(path: str, dtype: Literal["float32", "bfloat16"] = "float32") -> Stat
 
 
 def by_transformers(path: str, dtype: torch.dtype = torch.float32) -> State:
-    state: State = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).state_dict()
+    described = read_quantization(Path(path))
+    options: dict[str, Any] = {}
+    if described is not None and described.method == "compressed-tensors":
+        options["quantization_config"] = CompressedTensorsConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
+    state: State = model.state_dict()
     return state
 
 
@@ -81,8 +86,11 @@ def test_quantized_weights_equal_those_of_transformers(
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3", "gemma3"])
-def test_quantized_experts_equal_those_of_transformers(quantized: Saved, family: str) -> None:
-    path, _ = quantized("fp8 in blocks", family)
+@pytest.mark.parametrize("name", ["fp8 in blocks", "w4a16", "fp8 by channels"])
+def test_quantized_experts_equal_those_of_transformers(
+    quantized: Saved, name: str, family: str
+) -> None:
+    path, _ = quantized(name, family)
     assert_equal(loaded(path), by_transformers(path))
 
 

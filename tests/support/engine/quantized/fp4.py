@@ -38,7 +38,7 @@ def _nvfp4(weight: torch.Tensor, size: int = 16) -> tuple[Tensors, torch.Tensor]
 
 
 def _experts(weight: torch.Tensor, size: int = 32) -> tuple[Tensors, torch.Tensor]:
-    """Of gpt-oss: `[experts, inputs, outputs]`, in blocks of inputs."""
+    """Experts of gpt-oss, `[experts, inputs, outputs]`, in blocks of inputs."""
     blocks = weight.transpose(1, 2).unflatten(-1, (-1, size))
     exponents = (blocks.abs().amax(-1) / _LARGEST).log2().ceil()
     codes = _codes(blocks / exponents.exp2()[..., None])

@@ -11,7 +11,13 @@ from typing import Any, Final
 
 from safetensors import safe_open
 
-from baton.engine.executor.models.quantized import fp4, fp8, grouped_integers, modelopt
+from baton.engine.executor.models.quantized import (
+    compressed_tensors,
+    fp4,
+    fp8,
+    grouped_integers,
+    modelopt,
+)
 from baton.engine.executor.models.quantized.packing import (
     PackedWeight,
     Packing,
@@ -33,6 +39,7 @@ _PACKINGS: Final[Mapping[str, Callable[[Mapping[str, Any]], tuple[Packing, ...]]
     "awq": grouped_integers.awq,
     "auto-round": grouped_integers.auto_round,
     "mxfp4": fp4.mxfp4,
+    "compressed-tensors": compressed_tensors.packings,
     "modelopt": modelopt.packings,
 }
 # Of activations, which Baton does not quantize.

@@ -53,6 +53,7 @@ class Packing:
         parts: how the names of the others may end, by role.
         optional: of those that a weight may do without.
         unpack: computes the weight.
+        within: part of the names of the weights that it is for.
     """
 
     main: str
@@ -61,10 +62,12 @@ class Packing:
     unpack: Callable[[Parts], torch.Tensor]
     parts: Mapping[str, tuple[str, ...]]
     optional: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    within: str = ""
 
     def matches(self, tensor: StoredTensor) -> bool:
         """Returns whether a tensor can be the main one of a weight in this packing."""
-        return tensor.name.endswith(self.main) and tensor.dtype in self.dtypes
+        is_named = tensor.name.endswith(self.main) and self.within in tensor.name
+        return is_named and tensor.dtype in self.dtypes
 
     def missing(self, tensor: StoredTensor, stored: Stored) -> list[str]:
         """Returns names of tensors that a weight needs beside its main tensor, and which a
