@@ -23,6 +23,7 @@ from tests.support.engine.checkpoints import FAMILIES, save_random
 from tests.support.engine.engines import assert_idle, load, tokens
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.prompts import NUM_TOKENS, awkward_prompts
+from tests.support.engine.quantized import bitsandbytes
 from tests.support.engine.quantized.formats import BY_TRANSFORMERS, FORMATS, OF_FAMILIES
 from tests.support.engine.quantized.written import save_quantized
 
@@ -95,6 +96,15 @@ def test_quantized_experts_equal_those_of_transformers(
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", bitsandbytes.FORMATS)
+def test_layers_of_bitsandbytes_equal_those_of_transformers(quantized: Saved, name: str) -> None:
+    """transformers keeps them in its layers, and has them in float32 by `dequantize`."""
+    path, _ = quantized(name, "llama_biased")
+    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).dequantize()
+    assert_equal(loaded(path), theirs.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_experts_in_mxfp4_equal_those_of_transformers(
     quantized: Saved, dtype: Literal["float32", "bfloat16"]
@@ -115,13 +125,32 @@ def test_quantized_experts_have_the_values_they_stand_for(
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["fp8 in blocks", "gptq in act-order", "awq", "mxfp4"])
+@pytest.mark.parametrize("name", ["fp8 in blocks", "mxfp8"])
 def test_quantized_model_answers_as_transformers(
     quantized: Saved, oracle: Oracle, name: str
 ) -> None:
-    """Alone, in a batch, in chunks, and with prefixes cached."""
-    path, meant = quantized(name, "gpt_oss" if name == "mxfp4" else "llama")
-    read = path if name in BY_TRANSFORMERS else meant
+    path, _ = quantized(name, "llama")
+    assert_answers(path, oracle, path)
+
+
+@pytest.mark.parametrize(
+    "name", ["gptq in act-order", "awq", "w4a16", "w8a8", "nf4 doubly", "int8", "modelopt nvfp4"]
+)
+def test_quantized_model_answers_as_one_with_its_values(
+    quantized: Saved, oracle: Oracle, name: str
+) -> None:
+    path, meant = quantized(name, "llama")
+    assert_answers(path, oracle, meant)
+
+
+def test_experts_in_mxfp4_answer_as_transformers(quantized: Saved, oracle: Oracle) -> None:
+    path, _ = quantized("mxfp4", "gpt_oss")
+    assert_answers(path, oracle, path)
+
+
+def assert_answers(path: str, oracle: Oracle, read: str) -> None:
+    """Asserts that a checkpoint's answers are those of transformers with another one: alone, in a
+    batch, in chunks, and with prefixes cached."""
     engine = load(path, max_num_batched_tokens=17, max_num_seqs=3)
     prompts = awkward_prompts()
     for _ in range(2):

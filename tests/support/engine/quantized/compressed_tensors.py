@@ -25,6 +25,7 @@ def _pack(
 
 def _scales(weight: torch.Tensor, args: QuantizationArgs) -> Tensors:
     """The scales and zero points of a weight, by the smallest and largest number of its parts."""
+    axes: tuple[int, ...]
     if args.block_structure:
         parts, axes = _blocks(weight, args.block_structure), (1, 3)
     elif args.group_size:
@@ -44,7 +45,7 @@ def _scales(weight: torch.Tensor, args: QuantizationArgs) -> Tensors:
 
 def _blocks(weight: torch.Tensor, block: list[int]) -> torch.Tensor:
     rows, columns = block
-    return weight.unflatten(0, (-1, rows)).unflatten(-1, (-1, columns))
+    return weight.reshape(len(weight) // rows, rows, -1, columns)
 
 
 def _format(name: str, dtype: torch.dtype = torch.bfloat16, **weights: Any) -> Format:
@@ -63,7 +64,7 @@ def _format(name: str, dtype: torch.dtype = torch.bfloat16, **weights: Any) -> F
     return Format(settings, partial(_pack, scheme=scheme, dtype=dtype))
 
 
-_GROUPS = {"strategy": "group", "group_size": 8}
+_GROUPS: dict[str, Any] = {"strategy": "group", "group_size": 8}
 _PACKED = "pack-quantized"
 
 FORMATS: dict[str, Format] = {

@@ -1,10 +1,20 @@
 """All formats of quantized weights that tests write."""
 
-from tests.support.engine.quantized import compressed_tensors, fp4, fp8, grouped_integers
+from tests.support.engine.quantized import (
+    bitsandbytes,
+    compressed_tensors,
+    fp4,
+    fp8,
+    grouped_integers,
+)
 from tests.support.engine.quantized.written import Format
 
 FORMATS: dict[str, Format] = (
-    fp8.FORMATS | grouped_integers.FORMATS | fp4.FORMATS | compressed_tensors.FORMATS
+    fp8.FORMATS
+    | grouped_integers.FORMATS
+    | fp4.FORMATS
+    | compressed_tensors.FORMATS
+    | bitsandbytes.FORMATS
 )
 # Those of some families alone.
 OF_FAMILIES = {"gpt_oss": fp4.MXFP4}

@@ -12,6 +12,7 @@ from typing import Any, Final
 from safetensors import safe_open
 
 from baton.engine.executor.models.quantized import (
+    bitsandbytes,
     compressed_tensors,
     fp4,
     fp8,
@@ -40,6 +41,7 @@ _PACKINGS: Final[Mapping[str, Callable[[Mapping[str, Any]], tuple[Packing, ...]]
     "auto-round": grouped_integers.auto_round,
     "mxfp4": fp4.mxfp4,
     "compressed-tensors": compressed_tensors.packings,
+    "bitsandbytes": bitsandbytes.packings,
     "modelopt": modelopt.packings,
 }
 # Of activations, which Baton does not quantize.
@@ -52,7 +54,7 @@ _UNUSED: Final = (
 _UNREAD: Final = (
     ".weight_scale", ".weight_scale_2", ".weight_scale_inv", ".weight_global_scale",
     ".weight_zero_point", ".weight_g_idx", ".qzeros", ".g_idx", ".pre_quant_scale",
-    ".svdquant_lora_a", ".svdquant_lora_b",
+    ".svdquant_lora_a", ".svdquant_lora_b", ".SCB", ".weight.absmax", ".weight.quant_map",
 )  # fmt: skip
 
 
