@@ -1,5 +1,9 @@
-"""All formats of quantized weights that tests write."""
+"""Checkpoints of tests in all formats of quantized weights."""
 
+from pathlib import Path
+
+from tests.support.engine.checkpoints import FAMILIES, save_random
+from tests.support.engine.images import VISION_LANGUAGE, save_vision_language
 from tests.support.engine.quantized import (
     bitsandbytes,
     compressed_tensors,
@@ -7,7 +11,7 @@ from tests.support.engine.quantized import (
     fp8,
     grouped_integers,
 )
-from tests.support.engine.quantized.written import Format
+from tests.support.engine.quantized.written import Format, save_quantized
 
 FORMATS: dict[str, Format] = (
     fp8.FORMATS
@@ -16,8 +20,32 @@ FORMATS: dict[str, Format] = (
     | compressed_tensors.FORMATS
     | bitsandbytes.FORMATS
 )
-# Those of some families alone.
-OF_FAMILIES = {"gpt_oss": fp4.MXFP4}
 # Those that transformers reads here: of others it needs packages or devices that tests lack, or
 # takes the blocks at the end of a weight for whole ones.
 BY_TRANSFORMERS = ["fp8 in blocks", "fp8 as a whole", "mxfp8", *compressed_tensors.FORMATS]
+ALL = FORMATS | fp4.MXFP4
+
+
+class Packed:
+    """Small random checkpoints by format and family.
+
+    Each is two folders: the checkpoint, and a plain one with the values that it stands for.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._made: dict[tuple[str, str], tuple[str, str]] = {}
+
+    def __call__(self, name: str, family: str) -> tuple[str, str]:
+        if (name, family) not in self._made:
+            folder = self._root / str(len(self._made))
+            self._save_plain(family, folder / "plain")
+            meant = save_quantized(ALL[name], folder / "plain", folder / "packed")
+            self._made[name, family] = str(folder / "packed"), str(meant)
+        return self._made[name, family]
+
+    def _save_plain(self, family: str, folder: Path) -> None:
+        if family in VISION_LANGUAGE:
+            save_vision_language(family, folder)
+        else:
+            save_random(FAMILIES[family](), folder)

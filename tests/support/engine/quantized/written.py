@@ -15,8 +15,11 @@ Tensors = dict[str, torch.Tensor]
 
 def is_of_layer(name: str, weight: torch.Tensor) -> bool:
     """Returns whether the tools that quantize do so with a weight: one of a linear layer, but the
-    head and the routers of experts."""
-    kept = ("embed", "lm_head", "gate.weight", "router", "norm", "wte", "wpe")
+    head, the routers of experts and the encoders of images."""
+    kept = (
+        "embed", "lm_head", "gate.weight", "router", "norm", "wte", "wpe", "vision", "projector",
+        "visual", "score",
+    )  # fmt: skip
     return name.endswith(".weight") and weight.dim() == 2 and not any(k in name for k in kept)
 
 

@@ -1,0 +1,130 @@
+"""Quantized checkpoints are loaded as plain models, with the values of transformers."""
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig, MixtralForCausalLM
+
+from baton.engine.config import EngineConfig
+from baton.engine.executor.models import loader
+from baton.engine.executor.models.hf import loading_in_turn
+from baton.engine.executor.models.quantized.checkpoint import checkpoint_weights
+from baton.engine.executor.models.quantized.packing import PackedWeight, StoredTensor
+from baton.models.quantization import read_quantization, without_quantization
+from tests.support.engine.engines import mostly_slow
+from tests.support.engine.quantized import bitsandbytes
+from tests.support.engine.quantized.formats import BY_TRANSFORMERS, FORMATS, Packed
+
+State = dict[str, torch.Tensor]
+
+
+def loaded(path: str, dtype: Literal["float32", "bfloat16"] = "float32") -> State:
+    config = EngineConfig(device="cpu", dtype=dtype)
+    state: State = loader.load_model(path, loader.load_config(path), config, "eager").state_dict()
+    return state
+
+
+def by_transformers(path: str, dtype: torch.dtype = torch.float32) -> State:
+    described = read_quantization(Path(path))
+    options: dict[str, Any] = {}
+    if described is not None and described.method == "compressed-tensors":
+        options["quantization_config"] = CompressedTensorsConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
+    state: State = model.state_dict()
+    return state
+
+
+def assert_equal(ours: State, theirs: State) -> None:
+    assert ours.keys() == theirs.keys()
+    assert [name for name, weight in theirs.items() if not weight.equal(ours[name])] == []
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_quantized_weights_have_the_values_they_stand_for(quantized: Packed, name: str) -> None:
+    path, meant = quantized(name, "llama")
+    assert_equal(loaded(path), by_transformers(meant))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", mostly_slow(["float32", "bfloat16"], "float32"))
+@pytest.mark.parametrize("name", BY_TRANSFORMERS)
+def test_quantized_weights_equal_those_of_transformers(
+    quantized: Packed, name: str, dtype: Literal["float32", "bfloat16"]
+) -> None:
+    path, _ = quantized(name, "llama_biased")
+    assert_equal(loaded(path, dtype), by_transformers(path, getattr(torch, dtype)))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "family", mostly_slow(["mixtral", "qwen3_moe", "deepseek_v3", "gemma3"], "mixtral")
+)
+@pytest.mark.parametrize("name", ["fp8 in blocks", "w4a16", "fp8 by channels"])
+def test_quantized_experts_equal_those_of_transformers(
+    quantized: Packed, name: str, family: str
+) -> None:
+    path, _ = quantized(name, family)
+    assert_equal(loaded(path), by_transformers(path))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", bitsandbytes.FORMATS)
+def test_layers_of_bitsandbytes_equal_those_of_transformers(quantized: Packed, name: str) -> None:
+    """transformers keeps them in its layers, and has them in float32 by `dequantize`."""
+    path, _ = quantized(name, "llama_biased")
+    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).dequantize()
+    assert_equal(loaded(path), theirs.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_in_mxfp4_equal_those_of_transformers(
+    quantized: Packed, dtype: Literal["float32", "bfloat16"]
+) -> None:
+    path, meant = quantized("mxfp4", "gpt_oss")
+    ours = loaded(path, dtype)
+    assert_equal(ours, by_transformers(path, getattr(torch, dtype)))
+    assert_equal(ours, by_transformers(meant, getattr(torch, dtype)))
+
+
+@pytest.mark.parametrize("name", ["gptq in act-order", "awq"])
+@pytest.mark.parametrize("family", mostly_slow(["mixtral", "qwen3_moe"], "qwen3_moe"))
+def test_quantized_experts_have_the_values_they_stand_for(
+    quantized: Packed, name: str, family: str
+) -> None:
+    path, meant = quantized(name, family)
+    assert_equal(loaded(path), by_transformers(meant))
+
+
+class Counted:
+    """A weight, and the largest number of bytes of all such that were held at a time."""
+
+    held: ClassVar[list[tuple[StorageWeakRef, int]]] = []
+    most: ClassVar[int] = 0
+
+    def __init__(self, weight: StoredTensor | PackedWeight) -> None:
+        self._weight = weight
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        value = self._weight[index]
+        Counted.held.append((StorageWeakRef(value.untyped_storage()), value.nbytes))
+        here = sum(size for storage, size in Counted.held if not storage.expired())
+        Counted.most = max(Counted.most, here)
+        return value
+
+
+def test_loading_holds_the_result_and_one_parameter(quantized: Packed) -> None:
+    """transformers stacks the matrices of experts: those of one stack are held at a time."""
+    path, _ = quantized("fp8 in blocks", "mixtral")
+    config = loader.load_config(path)
+    quantization = read_quantization(Path(path))
+    without_quantization(config)
+    with checkpoint_weights(Path(path), quantization) as weights, loading_in_turn():
+        given = {name: Counted(weight) for name, weight in weights.items()}
+        model = MixtralForCausalLM.from_pretrained(None, config=config, state_dict=given)
+    stacks = [weight.nbytes for name, weight in model.named_parameters() if ".experts." in name]
+    whole = sum(weight.nbytes for weight in model.parameters())
+    assert max(stacks) <= Counted.most <= whole - sum(stacks) + max(stacks)
