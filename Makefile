@@ -174,8 +174,9 @@ dashboards: $(VENV)/.dev  ## regenerate the dashboards in helm/baton/dashboards/
 chart: $(VENV)/.dev  ## regenerate what the chart says of values
 	$(BIN)/python helm/generate.py
 
-survey: $(VENV)/.dev  ## serve a small checkpoint of every model family, for docs/reference/models.md
+survey: $(VENV)/.dev  ## serve a small checkpoint of every model family and format, for docs/reference/models.md
 	$(BIN)/python -m tests.support.engine.survey
+	$(BIN)/python -m tests.support.engine.quantized.survey
 	$(BIN)/python docs/generate.py
 
 reference: $(VENV)/.dev  ## regenerate docs/reference/ and docs/packages.svg

@@ -7,9 +7,12 @@ from textwrap import fill
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from baton.errors import UnsupportedModelError
 from baton.models.gguf.families import FAMILIES
 from baton.models.gguf.tensor_types import TENSOR_TYPES
 from baton.models.images.families import VISION_TOWERS
+from baton.models.support import check_config
+from docs.quantized_reference import formats
 from docs.tables import code, page, prose, table
 
 _SURVEY = Path(__file__).with_name("model_families.json")
@@ -63,6 +66,16 @@ _UNKNOWN = (
 )
 
 
+def _refusal() -> str:
+    """Returns the sentence by which quantized weights are refused that Baton does not read."""
+    described = {"quantization_config": {"quant_method": "aqlm"}}
+    try:
+        check_config({"architectures": ["LlamaForCausalLM"], **described})
+    except UnsupportedModelError as error:
+        return str(error)
+    raise AssertionError("AQLM is read")
+
+
 def models() -> str:
     """Returns the page of the model families."""
     outcomes: dict[str, str] = json.loads(_SURVEY.read_text(encoding="utf-8"))
@@ -88,6 +101,7 @@ def models() -> str:
         "## Images",
         _IMAGES,
         table(("model type", "vision towers"), images),
+        formats(fill(f"baton.errors.UnsupportedModelError: {_refusal()}", 98)),
         "## Served",
         _SERVED,
         table(head, served),

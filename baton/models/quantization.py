@@ -46,7 +46,13 @@ _VARIANTS: Final[Mapping[str, tuple[tuple[str, ...], frozenset[str]]]] = {
 }  # fmt: skip
 # Settings by which the weights are not those of the model, even when they are plain numbers.
 _TRANSFORMS: Final = ("transform_config", "sparsity_config")
-_NEAREST: Final = "give a checkpoint of it in FP8, GPTQ or AWQ, or the original checkpoint"
+# The method that is read and nearest to one that is not.
+_NEAREST: Final = {
+    "aqlm": "gptq", "vptq": "gptq", "spqr": "gptq", "higgs": "gptq", "hqq": "gptq or awq",
+    "sinq": "gptq or awq", "quanto": "compressed-tensors", "torchao": "compressed-tensors",
+    "quark": "fp8 or compressed-tensors", "fp_quant": "mxfp4", "nvfp4": "modelopt",
+    "fouroversix": "modelopt", "eetq": "bitsandbytes", "bitnet": "gptq", "metal": "gptq",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,23 +98,13 @@ def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
 def check_quantization(quantization: Quantization | None, architecture: str) -> None:
     """Raises `UnsupportedModelError` for a method, or a variant of one, that Baton does not
     read."""
-    if quantization is None:
-        return
-    method, variant = quantization.method, quantization.variant
-    _, known = _VARIANTS.get(method, ((), None))
-    more = next((key for key in _TRANSFORMS if _is_used(quantization.settings.get(key))), None)
-    if method not in METHODS:
-        named = method
-    elif known is not None and variant is not None and variant not in known:
-        named = f"{method} in the arrangement {variant!r}"
-    elif more is not None:
-        named = f"{method} with a {more}"
-    else:
-        return
-    raise UnsupportedModelError(
-        f"the weights of {architecture} are quantized by {named}, which Baton does not read; it "
-        f"reads {', '.join(METHODS)}: {_NEAREST}"
-    )
+    if quantization is not None and (unread := _unread(quantization)):
+        named, nearest = unread
+        raise UnsupportedModelError(
+            f"the weights of {architecture} are quantized by {named}, which Baton does not read; "
+            f"it reads {', '.join(METHODS)}: give a checkpoint of it by {nearest}, or the original "
+            "one"
+        )
 
 
 def without_quantization(config: Any) -> None:
@@ -118,6 +114,24 @@ def without_quantization(config: Any) -> None:
         for key in _KEYS:
             if getattr(described, key, None) is not None:
                 delattr(described, key)
+
+
+def _unread(quantization: Quantization) -> tuple[str, str] | None:
+    """Returns names of what Baton does not read, and of the nearest that it does; None if it reads
+    the weights."""
+    method, variant = quantization.method, quantization.variant
+    if method not in METHODS:
+        return method, _NEAREST.get(method, "fp8, gptq or awq")
+    _, known = _VARIANTS.get(method, ((), None))
+    if known is not None and variant is not None and variant not in known:
+        return (
+            f"{method} in the arrangement {variant!r}",
+            f"{method} as {' or '.join(sorted(known))}",
+        )
+    for key in _TRANSFORMS:
+        if _is_used(quantization.settings.get(key)):
+            return f"{method} with a {key}", f"{method} without it"
+    return None
 
 
 def _is_used(setting: Any) -> bool:

@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from typing import Final
 
 _DEVICES = "a worker computes on one device; `baton up --prefill N --decode N` runs more workers"
-_PLAIN = "weights are served as --dtype says; --kv-cache-dtype makes the cache smaller"
+_PLAIN = (
+    "weights are read in the format of the checkpoint, quantized ones too, and served as --dtype "
+    "says; --kv-cache-dtype makes the cache smaller"
+)
 _CHECKPOINT = "it is read from the checkpoint"
 _CACHED = "prefixes are cached unless --no-prefix-caching is given"
 _APART = "prefill and decode always have workers of their own; --kv-connector moves blocks"

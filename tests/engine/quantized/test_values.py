@@ -62,7 +62,7 @@ def test_quantized_weights_equal_those_of_transformers(
 @pytest.mark.parametrize(
     "family", mostly_slow(["mixtral", "qwen3_moe", "deepseek_v3", "gemma3"], "mixtral")
 )
-@pytest.mark.parametrize("name", ["fp8 in blocks", "w4a16", "fp8 by channels"])
+@pytest.mark.parametrize("name", ["fp8 in blocks", "w4a16", "fp8 in bfloat16"])
 def test_quantized_experts_equal_those_of_transformers(
     quantized: Packed, name: str, family: str
 ) -> None:

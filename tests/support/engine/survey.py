@@ -64,11 +64,11 @@ def survey(model_type: str, folder: Path, rng: random.Random) -> str:
     params = SamplingParams(max_tokens=_NUM_TOKENS, ignore_eos=True)
     scored = SamplingParams(max_tokens=_NUM_TOKENS, ignore_eos=True, prompt_logprobs=0)
     for result in engine.generate(prompts, scored):
-        _check_prompt_logprobs(oracle, str(folder), result)
-        _check_tokens(oracle, str(folder), result)
+        check_prompt_logprobs(oracle, str(folder), result)
+        check_tokens(oracle, str(folder), result)
     again = engine.generate(prompts, params)
     for result in again:
-        _check_tokens(oracle, str(folder), result)
+        check_tokens(oracle, str(folder), result)
     assert sum(result.num_cached_tokens for result in again) > sum(_LENGTHS) / 2
     assert_idle(engine)
     return SERVED
@@ -103,7 +103,8 @@ def _prompts(rng: random.Random) -> list[tuple[int, ...]]:
     return [longest, *others[:-1], longest[:_NUM_SHARED] + others[-1][_NUM_SHARED:]]
 
 
-def _check_prompt_logprobs(oracle: Oracle, path: str, result: GenerationResult) -> None:
+def check_prompt_logprobs(oracle: Oracle, path: str, result: GenerationResult) -> None:
+    """Asserts that the log-probabilities of a prompt are those of transformers."""
     ids = torch.tensor([result.prompt_token_ids])
     positions = torch.arange(ids.shape[1])[None]
     with torch.inference_mode():
@@ -116,9 +117,10 @@ def _check_prompt_logprobs(oracle: Oracle, path: str, result: GenerationResult) 
         assert difference < _BOUND, f"prompt log-probabilities differ by {difference:.2g}"
 
 
-def _check_tokens(oracle: Oracle, path: str, result: GenerationResult) -> None:
+def check_tokens(oracle: Oracle, path: str, result: GenerationResult) -> None:
     """Asserts that the tokens are greedy ones of transformers, up to the first toss-up."""
-    answer = oracle.generate(path, result.prompt_token_ids, _NUM_TOKENS, None, output_logits=True)
+    count = len(result.token_ids)
+    answer = oracle.generate(path, result.prompt_token_ids, count, None, output_logits=True)
     for token_id, row in zip(result.token_ids, answer.logits, strict=True):
         if token_id != row[0].argmax():
             short_of = ((row[0].max() - row[0, token_id]) / row[0].std()).item()

@@ -76,10 +76,10 @@ FORMATS: dict[str, Format] = {
     "w8a8": _format("int-quantized", strategy="channel"),
     "w8 asymmetric": _format("int-quantized", symmetric=False, strategy="channel"),
     "w8 naive": _format("naive-quantized", torch.float32, strategy="tensor"),
-    "fp8 by channels": _format("float-quantized", type="float", strategy="channel"),
-    "fp8 by tensors": _format("float-quantized", type="float", strategy="tensor"),
+    "fp8 by channels": _format("float-quantized", torch.float32, type="float", strategy="channel"),
+    "fp8 by tensors": _format("float-quantized", torch.float32, type="float", strategy="tensor"),
     "fp8 by blocks": _format(
-        "float-quantized", type="float", strategy="block", block_structure=[16, 32]
+        "float-quantized", torch.float32, type="float", strategy="block", block_structure=[16, 32]
     ),
     "nvfp4": _format(
         "nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16,
@@ -93,3 +93,5 @@ FORMATS: dict[str, Format] = {
         "mxfp8-quantized", type="float", strategy="group", group_size=32, scale_dtype="torch.uint8",
     ),
 }  # fmt: skip
+# Of these, transformers rounds the values of a layer to bfloat16, and those of experts not.
+ROUNDED = {"fp8 in bfloat16": _format("float-quantized", type="float", strategy="channel")}

@@ -22,8 +22,14 @@ FORMATS: dict[str, Format] = (
 )
 # Those that transformers reads here: of others it needs packages or devices that tests lack, or
 # takes the blocks at the end of a weight for whole ones.
-BY_TRANSFORMERS = ["fp8 in blocks", "fp8 as a whole", "mxfp8", *compressed_tensors.FORMATS]
-ALL = FORMATS | fp4.MXFP4
+BY_TRANSFORMERS = [
+    "fp8 in blocks",
+    "fp8 as a whole",
+    "mxfp8",
+    *compressed_tensors.FORMATS,
+    *compressed_tensors.ROUNDED,
+]
+ALL = FORMATS | fp4.MXFP4 | compressed_tensors.ROUNDED
 
 
 class Packed:

@@ -6,7 +6,7 @@ and its values in torch. Each family of formats has its own, by the settings of 
 `checkpoint.py` finds them among a checkpoint's tensors; which weights are quantized is decided by
 the tensors that exist, not by lists of modules. transformers takes the weights one after the other
 as it does those of plain files, so that the model is a plain one, and loading never holds more than
-the result and one parameter of it.
+the result and one parameter of it (ADR 0059).
 
 Values are computed in the dtype of a format's own package, so that they are bitwise the same. Knows
 nothing of models or devices.
