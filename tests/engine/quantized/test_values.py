@@ -1,16 +1,20 @@
 """Quantized checkpoints are loaded as plain models, with the values of transformers."""
 
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
+from bitsandbytes import functional
+from safetensors.torch import load_file, save_file
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig, MixtralForCausalLM
 
 from baton.engine.config import EngineConfig
 from baton.engine.executor.models import loader
 from baton.engine.executor.models.hf import loading_in_turn
+from baton.engine.executor.models.quantized.bitsandbytes import packings
 from baton.engine.executor.models.quantized.checkpoint import checkpoint_weights
 from baton.engine.executor.models.quantized.packing import PackedWeight, StoredTensor
 from baton.models.quantization import read_quantization, without_quantization
@@ -97,6 +101,30 @@ def test_quantized_experts_have_the_values_they_stand_for(
 ) -> None:
     path, meant = quantized(name, family)
     assert_equal(loaded(path), by_transformers(meant))
+
+
+def test_blocks_of_bitsandbytes_cross_rows_and_end_early() -> None:
+    weight = torch.randn(8, 63, generator=torch.Generator().manual_seed(0))
+    packed, state = functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
+    parts = {"x.weight": packed}
+    parts |= {f"x.weight.{name}": part for name, part in state.as_dict(packed=True).items()}
+    stored = {name: StoredTensor(name, part) for name, part in parts.items()}
+    packing, _ = packings({})
+    ours = packing.weight(stored["x.weight.quant_map"], stored)[...]
+    assert ours.equal(functional.dequantize_4bit(packed, state))
+
+
+def test_layers_may_have_different_formats(quantized: Packed, tmp_path: Path) -> None:
+    mixed = []
+    for role in range(2):  # the checkpoint, then the values that it stands for
+        first, second = (quantized(name, "llama")[role] for name in ("w4a16", "fp8 by channels"))
+        folder = shutil.copytree(first, tmp_path / str(role))
+        of_first, of_second = (load_file(Path(p) / "model.safetensors") for p in (first, second))
+        kept = {name: t for name, t in of_first.items() if ".layers.1." not in name}
+        other = {name: t for name, t in of_second.items() if ".layers.1." in name}
+        save_file(kept | other, folder / "model.safetensors", {"format": "pt"})
+        mixed.append(str(folder))
+    assert_equal(loaded(mixed[0]), by_transformers(mixed[1]))
 
 
 class Counted:

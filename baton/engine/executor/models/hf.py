@@ -87,7 +87,7 @@ def loading_in_turn() -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ[_IN_TURN]
+        os.environ.pop(_IN_TURN, None)  # another thread that loads a model may have done so
         if former is not None:
             os.environ[_IN_TURN] = former
 

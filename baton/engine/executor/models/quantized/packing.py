@@ -107,7 +107,7 @@ class PackedWeight:
         tensors = {role: part[...] for role, part in self.parts.items()}
         try:
             weight = self.packing.unpack(tensors)
-        except (RuntimeError, ValueError, IndexError, KeyError) as error:
+        except (RuntimeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             shapes = ", ".join(
                 f"{part.name} {list(tensors[role].shape)}" for role, part in self.parts.items()
             )
