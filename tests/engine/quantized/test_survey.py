@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from baton.models.quantization import METHODS
 from tests.support.engine.quantized.formats import Packed
 from tests.support.engine.quantized.survey import SURVEYED, TABLE, survey
 
@@ -18,8 +19,9 @@ BY_TURNS = [
 ]
 
 
-def test_survey_table_has_every_format() -> None:
+def test_survey_table_has_every_format_and_method() -> None:
     assert list(DOCUMENTED) == SURVEYED
+    assert {row["method"] for row in DOCUMENTED.values()} == set(METHODS)
 
 
 @pytest.mark.parametrize("name", BY_TURNS)
