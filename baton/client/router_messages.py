@@ -148,6 +148,7 @@ def resumed_request(
     resumed.model = accepted.model or request.model
     if any(sequence.token_ids for sequence in received):
         resumed.continue_from.extend(map(_received_to_message, received))
+        resumed.continue_content = accepted.content
         resumed.sampling.ClearField("prompt_logprobs")  # they came before the first token
     return resumed
 

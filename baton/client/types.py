@@ -287,6 +287,7 @@ class Accepted:
     Attributes:
         seed: the one in use; a resumed request sends it again.
         model: name of the model that answers; empty: an older router has not said it.
+        content: hash of its weights; a resumed request sends it again. Empty: unknown.
     """
 
     request_id: str
@@ -294,6 +295,7 @@ class Accepted:
     placement: Placement
     seed: int = 0
     model: str = ""
+    content: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,6 +526,7 @@ class WorkerFacts:
     layouts: str
     kv_endpoint: str
     device: str
+    content: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

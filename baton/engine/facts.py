@@ -13,6 +13,9 @@ class ModelInfo:
     """Properties of a loaded model.
 
     Attributes:
+        content: hash of its configuration, its dtype and every byte of its weights: two engines of
+            the same content serve the same model, however they compute it.
+        fingerprint: hash of content and execution; engines exchange KV only if theirs are equal.
         pooling: its pooled output; None: it generates.
         images: the images that it takes in prompts; None: it takes none.
     """
@@ -22,6 +25,7 @@ class ModelInfo:
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]
+    content: bytes
     fingerprint: bytes
     namespace: PrefixNamespace
     pooling: Pooling | None = None

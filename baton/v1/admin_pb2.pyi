@@ -682,6 +682,7 @@ class WorkerFacts(_message.Message):
     LAYOUTS_FIELD_NUMBER: _builtins.int
     KV_ENDPOINT_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the worker."""
     model: _builtins.str
@@ -694,6 +695,10 @@ class WorkerFacts(_message.Message):
     """Address from which its KV blocks are fetched, "host:port"."""
     device: _builtins.str
     """Device that it computes on, such as "cpu" or "cuda:0 (NVIDIA H200)"."""
+    content: _builtins.bytes
+    """Hash of weights, configuration and dtype: workers of the same content serve the same model.
+    Empty: not reported, as by older workers.
+    """
     def __init__(
         self,
         *,
@@ -703,10 +708,11 @@ class WorkerFacts(_message.Message):
         layouts: _builtins.str = ...,
         kv_endpoint: _builtins.str = ...,
         device: _builtins.str = ...,
+        content: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "fingerprint", b"fingerprint", "id", b"id", "kv_endpoint", b"kv_endpoint", "layouts", b"layouts", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "device", b"device", "fingerprint", b"fingerprint", "id", b"id", "kv_endpoint", b"kv_endpoint", "layouts", b"layouts", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

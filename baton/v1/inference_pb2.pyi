@@ -159,6 +159,7 @@ class GenerateRequest(_message.Message):
     IMAGES_FIELD_NUMBER: _builtins.int
     ENCODER_INPUTS_FIELD_NUMBER: _builtins.int
     CLAMP_MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    CONTINUE_CONTENT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name or alias of a model that `ListModels` lists, or its hub id or folder, as the router's
     `--model` has it. Empty: the first of them. Any other name is NOT_FOUND. Of an alias of several
@@ -177,6 +178,10 @@ class GenerateRequest(_message.Message):
     clamp_max_tokens: _builtins.bool
     """Lowers `sampling.max_tokens` to what the prompt leaves of the model's length, instead of refusing
     a request that both make too long. A prompt that leaves nothing is refused.
+    """
+    continue_content: _builtins.bytes
+    """`Accepted.content` of the call that `continue_from` is of: workers with these weights alone
+    continue it, since others would answer as another model. Empty: any do.
     """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
@@ -234,10 +239,11 @@ class GenerateRequest(_message.Message):
         images: _abc.Iterable[Global___Image] | None = ...,
         encoder_inputs: _abc.Iterable[Global___EncoderInput] | None = ...,
         clamp_max_tokens: _builtins.bool = ...,
+        continue_content: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "parsing", b"parsing", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "clamp_max_tokens", b"clamp_max_tokens", "continue_from", b"continue_from", "encoder_inputs", b"encoder_inputs", "images", b"images", "input", b"input", "model", b"model", "parsing", b"parsing", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "clamp_max_tokens", b"clamp_max_tokens", "continue_content", b"continue_content", "continue_from", b"continue_from", "encoder_inputs", b"encoder_inputs", "images", b"images", "input", b"input", "model", b"model", "parsing", b"parsing", "priority", b"priority", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -953,6 +959,7 @@ class Accepted(_message.Message):
     PLACEMENT_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request: the client's, or one minted by the router."""
     num_prompt_tokens: _builtins.int
@@ -961,6 +968,8 @@ class Accepted(_message.Message):
     """Seed in use: the client's, or one drawn by the router."""
     model: _builtins.str
     """Name of the model that answers, which the request may have by an alias."""
+    content: _builtins.bytes
+    """Hash of the model's weights on the placement's workers. Empty: unknown, or nothing runs."""
     @_builtins.property
     def placement(self) -> Global___Placement:
         """Placement of the request. Empty: `continue_from` was complete already, so nothing runs."""
@@ -973,10 +982,11 @@ class Accepted(_message.Message):
         placement: Global___Placement | None = ...,
         seed: _builtins.int = ...,
         model: _builtins.str = ...,
+        content: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "placement", b"placement", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "model", b"model", "num_prompt_tokens", b"num_prompt_tokens", "placement", b"placement", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -83,6 +83,7 @@ class WorkerAdmin(pb_grpc.AdminServicer):
                 id=self._membership.id,
                 model=self._model.name,
                 fingerprint=engine.facts.info.fingerprint,
+                content=engine.facts.info.content,
                 layouts=describe_layouts(engine.facts.layouts),
                 kv_endpoint=self._worker.server.kv.endpoint,
                 device=_name_of(engine.device),

@@ -107,5 +107,6 @@ class Worker:
             version=version(),
             pooled_output=pooling.kind if (pooling := engine.facts.info.pooling) else "",
             keeps_role=bool(membership.why_keeps_role),
+            content=engine.facts.info.content,
             max_num_seqs=engine.facts.max_num_seqs,
         )

@@ -176,6 +176,7 @@ def null_engine(
         vocab_size=VOCAB_SIZE,
         max_model_len=MAX_LENGTH,
         eos_token_ids=frozenset(),
+        content=bytes(16),
         fingerprint=bytes(32),
         namespace=PrefixNamespace(bytes(32), bytes(32), "bfloat16", BLOCK_SIZE),
     )

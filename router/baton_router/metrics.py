@@ -223,6 +223,12 @@ class RouterMetrics:
             ("model", "role", "state"),
         )
         yield gauge(
+            "baton_distinct_weights",
+            "Different weights that workers of one model serve; above 1: answers come from any.",
+            {(one.card.name,): len(one.fleet.contents) for one in self._services},
+            _MODEL,
+        )
+        yield gauge(
             "baton_pool_pressure",
             "Load of a pool by its capacity, as `baton role` shows it; above 1: overloaded.",
             {

@@ -58,6 +58,7 @@ INFO = ModelInfo(
     vocab_size=1000,
     max_model_len=1000,
     eos_token_ids=frozenset(),
+    content=b"",
     fingerprint=b"",
     namespace=PrefixNamespace(b"", b"", "float32", 16),
 )

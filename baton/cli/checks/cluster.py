@@ -175,6 +175,10 @@ def _pairing(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
 
 def _pairing_of(who: str, facts: Mapping[str, WorkerFacts]) -> Finding:
     """Checks that these workers, which are of one version, can exchange blocks."""
+    contents = {name: fact.content.hex()[:12] for name, fact in facts.items() if fact.content}
+    if len(set(contents.values())) > 1:
+        advice = "finish the rollout, or start all with the same model, revision and dtype"
+        return fault("weights", f"workers serve different ones: {_differences(contents)}", advice)
     prints = {name: fact.fingerprint.hex()[:12] for name, fact in facts.items()}
     layouts = {name: fact.layouts for name, fact in facts.items()}
     if len(set(prints.values())) > 1:

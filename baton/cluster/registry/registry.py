@@ -21,6 +21,7 @@ _OPTIONAL = {
     b"version",
     b"pooled_output",
     b"keeps_role",
+    b"content",
     b"max_num_seqs",
     b"rival",
 }
@@ -66,6 +67,8 @@ class WorkerRecord:
         pooled_output: "embedding" or "score" for a model that has such an output in place of text;
             empty: it generates.
         keeps_role: it cannot change its role.
+        content: hash of weights, their configuration and dtype: workers of the same content serve
+            the same model. Empty: not reported, as by older workers.
         max_num_seqs: maximum sequences that run at once; 0: not reported, as by older workers.
         rival: "host:port" of another live worker with this id, which gets no work; empty: none.
     """
@@ -90,6 +93,7 @@ class WorkerRecord:
     version: str = ""
     pooled_output: str = ""
     keeps_role: bool = False
+    content: bytes = b""
     max_num_seqs: int = 0
     rival: str = ""
 
@@ -128,6 +132,7 @@ class WorkerRecord:
             "version": self.version,
             "pooled_output": self.pooled_output,
             "keeps_role": int(self.keeps_role),
+            "content": self.content,
             "max_num_seqs": self.max_num_seqs,
             "rival": self.rival,
         }
@@ -163,6 +168,7 @@ class WorkerRecord:
             version=_text(fields.get(b"version", b"")),
             pooled_output=_text(fields.get(b"pooled_output", b"")),
             keeps_role=_number(fields.get(b"keeps_role", b"0")) != 0,
+            content=fields.get(b"content", b""),
             max_num_seqs=_number(fields.get(b"max_num_seqs", b"0")),
             rival=_text(fields.get(b"rival", b"")),
         )

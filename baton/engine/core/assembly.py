@@ -44,11 +44,12 @@ from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences.config import Preemption, SchedulerConfig
 from baton.errors import InvalidArgumentError
 from baton.models import DESCRIPTION, WEIGHTS, base_name, checkpoint_folder
+from baton.models.digests import digesting
 from baton.models.images.families import read_image_processor
 from baton.models.images.patched import PatchedImages
 from baton.models.pooling import read_pooling
 from baton.models.tokenizer_files import end_token_ids
-from baton.models.weights import weight_bytes
+from baton.models.weights import weight_bytes, weight_files
 from baton.version import version
 
 LoadProgress = Callable[[str, float], None]
@@ -105,13 +106,16 @@ def load(
     num_bytes = 0 if config.encoder_only else weight_bytes(Path(folder))
     on_progress("loading weights", 0.1)
     on_loaded_bytes(0, num_bytes)
-    with reporting_progress(lambda part: on_loaded_bytes(round(part * num_bytes), num_bytes)):
+    with (
+        digesting(weight_files(Path(folder))) as digests,
+        reporting_progress(lambda part: on_loaded_bytes(round(part * num_bytes), num_bytes)),
+    ):
         hf_model = loader.load_model(folder, hf_config, config, hook.name, pooling)
+        weights = loader.fingerprint(hf_config, hf_model.dtype, digests.combined())
     pooler = None
     if pooling is not None:
         scores = pooling.kind == "score"
         pooler = Pooler(pooling, loader.score_head(folder, hf_model) if scores else None)
-    weights = loader.fingerprint(hf_config, hf_model.dtype, folder)
     return assemble(hf_model, hook, config, folder, base_name(path), weights, on_progress, pooler)
 
 
@@ -170,6 +174,7 @@ def assemble(
         vocab_size=vocab_size,
         max_model_len=max_len,
         eos_token_ids=eos_token_ids,
+        content=weights,
         fingerprint=fingerprint,
         namespace=PrefixNamespace(
             fingerprint,

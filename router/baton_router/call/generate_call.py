@@ -143,6 +143,7 @@ class GenerateCall:
         received: output that the client already has, of each sequence; empty: none of any.
         clamps_max_tokens: more tokens than the prompt leaves of the model's length are lowered to
             these, not refused.
+        content: hash of the weights that `received` is of; empty: unknown.
         cache_salt: sets its cached blocks apart from those of the tenant's other requests.
     """
 
@@ -157,6 +158,7 @@ class GenerateCall:
     received: Sequence[ReceivedOutput] = ()
     clamps_max_tokens: bool = False
     cache_salt: str = ""
+    content: bytes = b""
 
     @property
     def kind(self) -> InputKind:

@@ -65,6 +65,7 @@ class Request:
         is_clamped: its `max_tokens` are what the prompt leaves of the model's length, fewer than
             its client asked for.
         continues_text: its output continues the prompt's text, in place of answering it.
+        content: hash of the weights that `received` is of, as in `WorkerRecord`; empty: unknown.
         prompt: the tokens with their chain hashes.
     """
 
@@ -80,6 +81,7 @@ class Request:
     encoder_inputs: tuple[EncoderInput, ...] = ()
     is_clamped: bool = False
     continues_text: bool = False
+    content: bytes = b""
     prompt: Prompt = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -135,6 +137,12 @@ class Work:
     def token_ids(self) -> tuple[int, ...]:
         """Tokens that all its sequences begin with."""
         return self.prompt.token_ids
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the client has some of it: an output, or log-probabilities of the prompt."""
+        are_scored = self.params.prompt_logprobs != self.request.params.prompt_logprobs
+        return bool(self.output) or are_scored or any(output != () for output in self.outputs)
 
     @property
     def num_sequences(self) -> int:

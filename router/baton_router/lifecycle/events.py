@@ -19,11 +19,13 @@ class Accepted:
     Attributes:
         placement: None: nothing is left to do.
         account: usage and timings so far, which the rest of the request changes.
+        content: hash of the weights of the placement's workers; empty: unknown, or none.
     """
 
     request: Request
     placement: Placement | None
     account: Account
+    content: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,8 @@ class RequestLifecycle:
         if self._recovery.is_accepted:
             return []
         self._recovery.is_accepted = True
-        accepted = Accepted(self.request, attempt.placement, self.account)
+        content = self._retries.content
+        accepted = Accepted(self.request, attempt.placement, self.account, content)
         return [accepted, *self._answer.conclude()]
 
     def _next_attempt(self) -> Attempt:

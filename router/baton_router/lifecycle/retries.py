@@ -22,6 +22,8 @@ class Retries:
         recovery: what earlier attempts have left.
         decision: by which the request was admitted, and which the first attempt uses if nothing has
             changed since; None: it was not placed yet.
+        content: hash of the weights of the last attempt, or that the client's output is of; empty:
+            unknown.
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class Retries:
     ) -> None:
         self.recovery = recovery
         self.decision: Decision | None = None
+        self.content = request.content
         self._request = request
         self._placer = placer
         self._deadline = deadline
@@ -52,15 +55,24 @@ class Retries:
             recovery.preempted_by,
             self.decision,
             recovery.too_small,
+            self._content_of(work),
         )
         if decision.placement is None:
             raise AttemptFailure(FailureKind.NO_WORKER, decision.refusal)
+        if not self._content_of(work):
+            self.content = self._placer.content_of(decision.placement)
         return decision.placement
 
     def successor(self, work: Work, worker: str) -> str | None:
         """Returns the decode worker that should resume the work of `worker`, which drains; None:
         there is none."""
-        return self._placer.successor(work, worker, self.recovery.avoided)
+        content = self._content_of(work)
+        return self._placer.successor(work, worker, self.recovery.avoided, content)
+
+    def _content_of(self, work: Work) -> bytes:
+        """Returns the hash of the weights that must continue the work: those of its output so far.
+        Empty: any, since it begins anew, or they are unknown."""
+        return self.content if work.has_begun else b""
 
     async def wait(
         self, failure: AttemptFailure, num_tokens: int, lost_at: int | None = None

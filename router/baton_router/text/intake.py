@@ -133,6 +133,7 @@ class Intake:
             encoder_inputs=tuple(each.salted(tenant.salt) for each in prompt.encoder_inputs),
             is_clamped=is_clamped,
             continues_text=call.kind != "chat" or prompt.continues_answer,
+            content=call.content,
         )
 
     async def tokenize(

@@ -125,6 +125,7 @@ class Worker(
     orders: list[decode_pb2.HandOverRequest] = field(default_factory=list)
     was_ordered: Cue = field(default_factory=Cue)
     cached: int = 0
+    content: bytes = b""
     share_script: list[Any] = field(default_factory=list)
     share_requests: list[kv_sharing_pb2.ShareRequest] = field(default_factory=list)
 
@@ -321,11 +322,20 @@ def lifecycle_of(
     encoder_inputs: tuple[EncoderInput, ...] = (),
     placer: Placer | None = None,
     source_timeout: float = SOURCE_TIMEOUT,
+    content: bytes = b"",
     **params: Any,
 ) -> RequestLifecycle:
     sampling = SamplingParams(**{"max_tokens": 5, **params})
     request = Request(
-        "r", prompt, sampling, priority, received, endings, tenant, encoder_inputs=encoder_inputs
+        "r",
+        prompt,
+        sampling,
+        priority,
+        received,
+        endings,
+        tenant,
+        encoder_inputs=encoder_inputs,
+        content=content,
     )
     recovery = Recovery("r", budget or RetryBudget(), pauses)
     answer = Answer(request, card(), time.monotonic())

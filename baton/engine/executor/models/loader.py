@@ -5,7 +5,7 @@ It reads only safetensors and runs no code from a checkpoint.
 
 import hashlib
 import json
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 
 from baton.engine.config import EngineConfig
-from baton.engine.executor.cache.kv_scales import FP8, is_scale
+from baton.engine.executor.cache.kv_scales import FP8
 from baton.engine.executor.device import resolve_device, use_device
 from baton.engine.executor.models.hf import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -46,8 +46,6 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _FP8_CAPABILITY = (8, 9)
 # Weights of the classification head of transformers' decoders.
 _SCORE = "score.weight"
-# Runs of a tensor that its fingerprint samples, and the values of a run.
-_NUM_RUNS, _RUN = 16, 16
 # Rotary factors that depend on the longest position of the batch: chunking would change the output.
 _BATCH_DEPENDENT_ROPES = ("dynamic", "longrope")
 
@@ -222,39 +220,14 @@ def max_model_len(config: PretrainedConfig, engine: EngineConfig) -> int:
     return wanted or own or 1
 
 
-def fingerprint(config: PretrainedConfig, dtype: torch.dtype, path: str) -> bytes:
-    """Returns 16 bytes that hash configuration and dtype of a model, and the names, shapes and a
-    sample of the values of all its weights in the checkpoint at `path`, loaded or not; without
-    the scales of an fp8 cache, which the name of the execution has where they are used."""
-    digest = hashlib.sha256()
+def fingerprint(config: PretrainedConfig, dtype: torch.dtype, weights: bytes) -> bytes:
+    """Returns 16 bytes that hash configuration and dtype of a model, and every byte of its weights,
+    loaded or not, of which `weights` are the combined digests."""
     described = {k: v for k, v in config.to_dict().items() if not k.startswith("_")}
-    digest.update(json.dumps(described, sort_keys=True, default=str).encode())
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode())
     digest.update(str(dtype).encode())
-    paths = weight_files(Path(path))
-    if is_gguf(paths):
-        from baton.engine.executor.models.quantized.gguf import stored_tensors
-
-        for name, stored in stored_tensors(paths):
-            digest.update(name.encode())
-            digest.update(_sample(stored).numpy().tobytes())
-        return digest.digest()[:16]
-    with ExitStack() as stack:
-        files = [stack.enter_context(safe_open(path, "pt")) for path in paths]
-        named = {name: file for file in files for name in file.keys()}  # noqa: SIM118
-        for name, file in sorted(named.items()):
-            if is_scale(name):
-                continue
-            weight = file.get_tensor(name)  # mapped, not read
-            digest.update(f"{name}{tuple(weight.shape)}".encode())
-            digest.update(_sample(weight.flatten()).float().numpy().tobytes())
+    digest.update(weights)
     return digest.digest()[:16]
-
-
-def _sample(values: torch.Tensor) -> torch.Tensor:
-    """Returns a few runs of `values` at equal distances. As many single values would be in so many
-    pages of the file that reading them, and ahead, would read most of it."""
-    step = max(_RUN, len(values) // _NUM_RUNS)
-    return torch.cat([run[:_RUN] for run in values.split(step)])
 
 
 def bound_to(model: bytes, execution: str, version: str) -> bytes:

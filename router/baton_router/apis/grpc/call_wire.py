@@ -67,6 +67,7 @@ class CallReader:
             tuple(map(_encoder_input, message.encoder_inputs)),
             [_received(at, output) for at, output in enumerate(message.continue_from)],
             message.clamp_max_tokens,
+            content=message.continue_content,
         )
 
     def _parsing(self, message: pb.OutputParsing) -> ParsingOptions:

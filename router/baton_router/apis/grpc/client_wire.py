@@ -38,6 +38,7 @@ def _accepted(event: Accepted) -> pb.GenerateResponse:
             placement=None if placement is None else _chosen(placement),
             seed=request.params.seed or 0,
             model=request.model,
+            content=event.content,
         )
     )
 

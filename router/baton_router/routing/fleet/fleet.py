@@ -287,10 +287,30 @@ class Fleet:
         worker = member.record.id
         logger.info("%s joined at %s", worker, member.record.endpoint)
         member.was_reached = True
+        self._warn_of_other_weights(member.record)
         self._on_trial.pop(worker).cancel()
         self._waiting.forget(worker)
         self._events.follow(worker, member.record.epoch)
         self._admit()
+
+    @property
+    def contents(self) -> Mapping[bytes, list[str]]:
+        """Workers that have been ready, by the hash of their weights, as far as it is known."""
+        workers: dict[bytes, list[str]] = {}
+        for member in self.members:
+            if member.was_reached and member.record.content:
+                workers.setdefault(member.record.content, []).append(member.record.id)
+        return workers
+
+    def _warn_of_other_weights(self, record: WorkerRecord) -> None:
+        if len(contents := self.contents) > 1:
+            listed = "; ".join(f"{key.hex()[:12]}: {', '.join(of)}" for key, of in contents.items())
+            self._log.warning(
+                "workers of model %r serve different weights (%s): answers come from either, and "
+                "none continues on the other. Finish the rollout, or give the workers one model",
+                record.model,
+                listed,
+            )
 
     def _drop_if_gone(self, member: Member) -> None:
         """Removes a worker that is neither listed nor serving."""

@@ -16,12 +16,15 @@ from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.fleet.fleet import Fleet
 from baton_router.routing.placement.decision import DEFAULT_RULES, Decision, PlacementInputs, Rules
 from baton_router.routing.placement.fit import as_too_small
+from baton_router.routing.placement.placement import Placement
 from baton_router.routing.placement.placement_span import placing
 from baton_router.routing.placement.prefix_source import with_sources
 from baton_router.routing.placement.record.recorder import Recorder
 
 _NUM_REMEMBERED = 128
 
+OTHER_WEIGHTS = "other weights than the answer began with"
+"""Reason of a candidate that would continue the answer of another model."""
 PATHS = ("handoff", "decode_alone", "prefill_alone", "none")
 """Results of a placement decision, the keys of `Placer.num_placed`."""
 
@@ -62,6 +65,7 @@ class Placer:
         preempted_by: str = "",
         earlier: Decision | None = None,
         too_small: Collection[str] = (),
+        content: bytes = b"",
     ) -> Decision:
         """Chooses the workers for a request, or for the rest of it.
 
@@ -72,11 +76,15 @@ class Placer:
                 prefix that it has cached. Empty: none.
             earlier: last decision about the request, reused unless the cluster has changed.
             too_small: workers that have refused it by limits of their own.
+            content: hash of the weights that its output so far is of, as in `WorkerRecord`; empty:
+                any, or unknown.
         """
         with placing(work.request.request_id) as span:
-            decision = self._decide(work, refused, broken, preempted_by, earlier, too_small)
+            decision = self._decide(
+                work, refused, broken, preempted_by, earlier, too_small, content
+            )
             if decision.placement is None and preempted_by:
-                decision = self._decide(work, refused, broken, too_small=too_small)
+                decision = self._decide(work, refused, broken, "", None, too_small, content)
             span.decided(decision)
         self.num_placed[_path(decision)] += 1
         self._remember(work.request.tenant.name, decision)
@@ -84,9 +92,17 @@ class Placer:
             self._recorder.decided(decision, self._hashing(decision, work))
         return decision
 
-    def successor(self, work: Work, decode: str, refused: Collection[str] = ()) -> str | None:
-        """Returns the decode worker to continue a request that runs on `decode`, or None."""
-        return self._rules.decide_again(self._placement_inputs(work, refused, ()), decode)
+    def successor(
+        self, work: Work, decode: str, refused: Collection[str] = (), content: bytes = b""
+    ) -> str | None:
+        """Returns the decode worker to continue a request that runs on `decode`, or None.
+        `content`: as of `place`."""
+        inputs = self._placement_inputs(work, refused, (), content=content)
+        return self._rules.decide_again(inputs, decode)
+
+    def content_of(self, placement: Placement) -> bytes:
+        """Returns the hash of the weights of a placement's workers; empty if it is unknown."""
+        return self._fleet.member(placement.decode or placement.prefill).record.content
 
     def ended(self, outcome: RequestOutcome) -> None:
         """Records the end of a request."""
@@ -130,8 +146,9 @@ class Placer:
         preempted_by: str = "",
         earlier: Decision | None = None,
         too_small: Collection[str] = (),
+        content: bytes = b"",
     ) -> Decision:
-        inputs = self._placement_inputs(work, refused, broken, preempted_by, too_small)
+        inputs = self._placement_inputs(work, refused, broken, preempted_by, too_small, content)
         return self._rules.decision(inputs, earlier)
 
     def _placement_inputs(
@@ -141,11 +158,17 @@ class Placer:
         broken: Collection[Pair],
         preempted_by: str = "",
         too_small: Collection[str] = (),
+        content: bytes = b"",
     ) -> PlacementInputs:
         known = self._fleet.candidates(work.prompt)
         candidates = [
             _without(c, "refused the request") if c.worker in refused else c for c in known
         ]
+        if content:
+            candidates = [
+                _without(c, OTHER_WEIGHTS) if self._is_of_other(c, content) else c
+                for c in candidates
+            ]
         needs_prefill = work.params.prompt_logprobs is not None
         # Prompt log-probabilities need the whole prompt computed; pooled prompts fetch no prefix.
         if not needs_prefill and not self._prefill_alone:
@@ -167,6 +190,10 @@ class Placer:
             images=work.prompt.images,
             demand=work.request.demand,
         )
+
+    def _is_of_other(self, candidate: Candidate, content: bytes) -> bool:
+        """Returns whether a worker is known to have other weights than these."""
+        return self._fleet.member(candidate.worker).record.content not in (content, b"")
 
     def _hashing(self, decision: Decision, work: Work) -> Callable[[], list[BlockHash]]:
         """Returns a function for the recorder's thread that computes the prompt's chain hashes."""

@@ -101,15 +101,6 @@ def gguf_weights(
     }
 
 
-def stored_tensors(files: list[Path]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the bytes of all tensors in `files`, mapped and not read, with what tells them apart:
-    name, shape and type. In the order of their names."""
-    for name, tensor in sorted(read_header(files).tensors.items()):
-        end = tensor.start + tensor.num_bytes
-        mapped = torch.from_file(str(tensor.file), size=end, dtype=torch.uint8)
-        yield f"{name}{tensor.shape}{tensor.stored_as.name}", mapped[tensor.start :]
-
-
 def _places(header: GgufHeader, model: PreTrainedModel) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yields a model's weights with the tensors that they are made of, if the file has them."""
     (architecture,) = (a for a, n in MODEL_ARCH_NAMES.items() if n == header.architecture)
