@@ -20,12 +20,20 @@ from tests.support.engine.paged_attention import (
     RAGGED,
     SCALE,
     TOLERANCE,
+    Broken,
     Heads,
     check,
     ragged_batch,
     schedules,
 )
 from tests.support.kernels.pending_prefix import check_pending_prefix
+
+RULES = {
+    "full": LayerAttention(SCALE, MaskRule()),
+    "windowed": LayerAttention(SCALE, MaskRule(3)),
+    "capped": LayerAttention(SCALE, MaskRule(), 1.5),
+    "sinks": LayerAttention(SCALE, MaskRule(5), None, torch.linspace(-1, 1, 4)),
+}
 
 
 @pytest.mark.parametrize("window", [None, 20])
@@ -37,6 +45,16 @@ def test_attention_reads_what_the_step_writes(window, order):
 
 def test_attention_ignores_stale_block_content():
     check(TorchAttention, Heads(), LayerAttention(SCALE, MaskRule()), RAGGED, old_content=math.nan)
+
+
+@pytest.mark.parametrize("part", ["key", "value"])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("layer", RULES.values(), ids=RULES)
+def test_attention_keeps_broken_keys_from_others(layer, part, number):
+    """In rows that do not see it: earlier ones of its chunk, later ones beyond a window, and other
+    sequences."""
+    broken = {s: Broken(p, part, number) for s, p in ((1, 3), (2, 6), (3, 8))}
+    check(TorchAttention, Heads(), layer, RAGGED, broken=broken)
 
 
 @pytest.mark.parametrize("sinks", [False, True])
@@ -85,7 +103,8 @@ def test_attention_groups_decodes_of_unequal_lengths():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FP8])
 def test_cascade_equals_attention_over_copies_of_the_prefix(dtype):
-    """Six decodes share 64 blocks; a seventh begins otherwise, and so does a short one."""
+    """Six decodes share 64 blocks; a seventh begins otherwise, and so does a short one. What comes
+    after the tokens of the six is not finite."""
     heads, size, num_shared = Heads(key_dim=64, value_dim=64), 16, 64
     starts = np.array([1024 + 5 * i for i in range(6)] + [1030, 7], np.int64)
     blocks = iter(range(1, 2000))
@@ -99,6 +118,9 @@ def test_cascade_equals_attention_over_copies_of_the_prefix(dtype):
         content[1:].copy_(torch.randn(content[1:].shape, generator=generator))
         for copy in copies:
             content[copy] = content[prefix]
+        for start, (first, second) in zip(starts[:6], own, strict=False):
+            begin = start + 1 - num_shared * size
+            content[first, :, begin:] = content[second, :, max(0, begin - size) :] = math.nan
     tables = [
         np.array([(prefix if shares and i < 6 else copies[i]) + own[i] for i in range(8)], np.int32)
         for shares in (True, False)

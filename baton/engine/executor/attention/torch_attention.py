@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from baton.engine.executor.attention.cache_rows import BlockPlaces, LayerRows, TokenPlaces
 from baton.engine.executor.attention.interface import LayerAttention, RaggedBatch
+from baton.engine.executor.attention.masked_keys import without_masked_keys
 from baton.engine.executor.cache.kv_layout import KvLayout
 from baton.engine.executor.cache.kv_pool import KvCache
 from baton.engine.executor.device_stream import Upload, uploader
@@ -252,12 +253,17 @@ class TorchAttention:
         per_kv = num_heads // cache.num_kv_heads
         repeats = per_kv if group.num_queries > 1 else 1
         bias = group.bias(query.dtype, repeats)
-        if layer.softcap is None and layer.sinks is None:
-            out = F.scaled_dot_product_attention(
-                folded, keys, values, attn_mask=bias, scale=layer.scale
-            )
-        else:
-            out = _attend_explicitly(layer, folded, keys, values, bias, per_kv)
+
+        def attend(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor]:
+            if layer.softcap is None and layer.sinks is None:
+                return (
+                    F.scaled_dot_product_attention(
+                        folded, keys, values, attn_mask=bias, scale=layer.scale
+                    ),
+                )
+            return (_attend_explicitly(layer, folded, keys, values, bias, per_kv),)
+
+        (out,) = without_masked_keys(attend, keys, values, bias)
         out = out.view(group.batch, cache.num_kv_heads, group.num_queries, per_kv, -1)
         return out.transpose(1, 2).reshape(query.shape[0], num_heads, -1)
 
@@ -292,7 +298,15 @@ def _partial(
     """
     keys, values = cache.read(of.blocks, query.dtype)
     folded = _folded(query, of.batch, cache.num_kv_heads)
-    out, logsums = _flash_attention(folded, keys, values, attn_mask=bias, scale=layer.scale)
+
+    def attend(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out, logsums = _flash_attention(folded, keys, values, attn_mask=bias, scale=layer.scale)
+        return out, logsums[..., None]
+
+    if bias is None:
+        out, logsums = attend(keys, values)
+    else:
+        out, logsums = without_masked_keys(attend, keys, values, bias)
     num_queries, per_kv = query.shape[0] // of.batch, query.shape[1] // cache.num_kv_heads
     split = (of.batch, cache.num_kv_heads, num_queries, per_kv)
     return (
