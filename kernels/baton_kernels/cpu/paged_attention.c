@@ -152,7 +152,7 @@ INLINE Vector larger(Vector a, Vector b) {
 #endif
 }
 
-// 2 ** x for x <= 0; 0 below -126, and so where a key is hidden.
+// 2 ** x for x <= 0; 0 below -126, and so where a key is hidden; NaN for NaN of any payload.
 INLINE Vector power_of_2(Vector x) {
   Vector shifted = larger(all(-126.0f), x) + 12582912.0f;  // 1.5 * 2 ** 23: rounds to an integer
   IntVector exponent = (IntVector)shifted << 23;
@@ -164,7 +164,7 @@ INLINE Vector power_of_2(Vector x) {
   y = y * part + 2.4022650696e-1f;
   y = y * part + 6.9314718056e-1f;
   y = y * part + 1.0f;
-  return (Vector)(((IntVector)y + exponent) & ~(x < -126.0f));
+  return chosen(x == x, (Vector)(((IntVector)y + exponent) & ~(x < -126.0f)), x);
 }
 
 #if defined(__AVX512BF16__)
@@ -214,11 +214,17 @@ INLINE Strip strip_of(const Task* task, int64_t number, float* memory) {
                  position_of(task, first_row), position_of(task, first_row + num_rows - 1)};
 }
 
+// Whether a query at one of these positions does not see one of the keys.
+INLINE int hides_any(int64_t begin, int num_keys, int64_t first_position, int64_t last_position,
+                     int64_t window) {
+  int is_causal = begin + num_keys - 1 > first_position;
+  int is_windowed = window && begin <= last_position - window;
+  return is_causal || is_windowed;
+}
+
 static void hide_keys(const Strip* strip, int64_t begin, int num_keys, int64_t window,
                       float* scores) {
-  int is_causal = begin + num_keys - 1 > strip->first_position;
-  int is_windowed = window && begin <= strip->last_position - window;
-  if (!is_causal && !is_windowed) return;
+  if (!hides_any(begin, num_keys, strip->first_position, strip->last_position, window)) return;
   for (int j = 0; j < STRIP; j += LANES) {
     IntVector last = *(const IntVector*)(strip->positions + j);
     IntVector first = window ? last - (int32_t)(window - 1) : last - last;
@@ -274,11 +280,16 @@ INLINE Vector4 sums_of(const Vector* x) {
   return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
-// Makes weights of the scores of one row, of which those outside [first, stop) are hidden; TILE
-// scores are padded. Returns the factor of what was summed before.
-static float weigh_row(float* scores, int64_t first, int64_t stop, float* maximum, float* sum) {
-  for (int64_t key = 0; key < first && key < TILE; key++) scores[key] = HIDDEN;
-  for (int64_t key = stop > 0 ? stop : 0; key < TILE; key++) scores[key] = HIDDEN;
+// Keys of a tile that a row sees: [begin, end), of which `begin` may lie after the tile.
+typedef struct {
+  int64_t begin, end;
+} Seen;
+
+// Makes weights of the TILE scores of one row, but for those that it does not see. Returns the
+// factor of what was summed before.
+static float weigh_row(float* scores, Seen seen, float* maximum, float* sum) {
+  for (int64_t key = 0; key < seen.begin && key < TILE; key++) scores[key] = HIDDEN;
+  for (int64_t key = seen.end; key < TILE; key++) scores[key] = HIDDEN;
   Vector maxima = all(*maximum), weights = {0};
   for (int key = 0; key < TILE; key += LANES) maxima = larger(load(scores + key), maxima);
   float highest = maxima[0];

@@ -91,6 +91,45 @@ static void NAMED(copy_values)(const NUMBER* const* rows, int num_keys, const Ca
 #endif
 }
 
+INLINE int NAMED(is_finite)(NUMBER number) {
+  float wide = READ(number);
+  return wide - wide == 0.0f;
+}
+
+INLINE int NAMED(are_finite)(const NUMBER* row, int64_t dim) {
+  int are = 1;
+  for (int64_t d = 0; d < dim; d++) are &= NAMED(is_finite)(row[d]);
+  return are;
+}
+
+// Replaces values by copies with 0 for what is not finite, since a hidden value is multiplied by a
+// weight of 0. Returns whether there are any; `copies`: [TILE][dim].
+static int NAMED(clean)(const NUMBER** values, int num_keys, int64_t dim, NUMBER* copies) {
+  int has_any = 0;
+  for (int key = 0; key < num_keys; key++, copies += dim) {
+    if (NAMED(are_finite)(values[key], dim)) continue;
+    for (int64_t d = 0; d < dim; d++)
+      copies[d] = NAMED(is_finite)(values[key][d]) ? values[key][d] : 0;
+    values[key] = copies;
+    has_any = 1;
+  }
+  return has_any;
+}
+
+// Adds to the rows that see them the values that `clean` has taken out.
+static void NAMED(add_broken)(const Task* task, const Strip* strip, int64_t begin, int num_keys,
+                              const NUMBER* const* cleaned) {
+  const NUMBER *keys[TILE], *values[TILE];
+  NAMED(find)(task, begin, begin + num_keys, keys, values);
+  for (int key = 0; key < num_keys; key++)
+    for (int64_t row = 0; values[key] != cleaned[key] && row < strip->num_rows; row++) {
+      int64_t position = strip->positions[row];
+      if (begin + key > position || begin + key < first_key(task, position)) continue;
+      for (int64_t d = 0; d < task->call->value_dim; d++)
+        if (!NAMED(is_finite)(values[key][d])) strip->o[d * STRIP + row] += READ(values[key][d]);
+    }
+}
+
 // Adds the products of units of the strip's rows with those of a matrix, of AT_ONCE columns at most.
 INLINE void NAMED(add_products)(const UNIT* rows, int64_t num_units, const UNIT* matrix,
                                 int64_t unit_stride, int64_t column_stride, int num_columns,
@@ -155,9 +194,10 @@ static void NAMED(attend_many)(const Task* task) {
   const Call* call = task->call;
   int64_t num_strips = (task->num_queries * call->rows_per_query + STRIP - 1) / STRIP;
   int64_t num_numbers = num_strips * strip_size(call) + TILE * STRIP;
-  float* memory = scratch(num_numbers + TILE * (call->key_dim + call->value_dim));
+  float* memory = scratch(num_numbers + TILE * (call->key_dim + 2 * call->value_dim));
   float* scores = memory + num_strips * strip_size(call);
   UNIT *keys = (UNIT*)(memory + num_numbers), *values = keys + TILE * call->key_dim;
+  NUMBER* copies = (NUMBER*)(values + TILE * call->value_dim);
   for (int64_t i = 0; i < num_strips; i++) {
     Strip strip = strip_of(task, i, memory);
     NAMED(load_strip)(task, &strip);
@@ -174,13 +214,17 @@ static void NAMED(attend_many)(const Task* task) {
     end = (begin / TILE + 1) * TILE;
     if (end > stop) end = stop;
     NAMED(find)(task, begin, end, found_keys, found_values);
+    int is_broken =
+        hides_any(begin, end - begin, task->first_position, stop - 1, call->window) &&
+        NAMED(clean)(found_values, end - begin, call->value_dim, copies);
     NAMED(copy_keys)(found_keys, end - begin, call->key_dim, keys);
     NAMED(copy_values)(found_values, end - begin, call, values);
     for (int64_t i = 0; i < num_strips; i++) {
       Strip strip = strip_of(task, i, memory);
       int64_t seen_end = end <= strip.last_position ? end : strip.last_position + 1;
-      if (seen_end > begin && end > first_key(task, strip.first_position))
-        NAMED(attend_strip)(&strip, call, begin, seen_end - begin, keys, values, scores);
+      if (seen_end <= begin || end <= first_key(task, strip.first_position)) continue;
+      NAMED(attend_strip)(&strip, call, begin, seen_end - begin, keys, values, scores);
+      if (is_broken) NAMED(add_broken)(task, &strip, begin, seen_end - begin, found_values);
     }
   }
   for (int64_t i = 0; i < num_strips; i++) {
@@ -225,22 +269,36 @@ INLINE void NAMED(multiply_few)(const float* q, const NUMBER* const* keys, int n
     *(Vector4*)(scores + row * TILE) = sums_of(sums[row]);
 }
 
+// Adds the values of a key to the sums of the rows that see it: all without `seen`.
+INLINE void NAMED(add_key)(const float* weights, const NAMED(Tile) * tile, const NAMED(Tile) * next,
+                           const Seen* seen, int num_rows, int key, int64_t d, int num_vectors,
+                           Vector sums[ROWS_AT_ONCE][4]) {
+  Vector numbers[4];
+  if (key < next->end - next->begin) NAMED(prefetch)(next->keys[key] + d, num_vectors * LANES);
+  for (int j = 0; j < num_vectors; j++) numbers[j] = LOAD(tile->values[key] + d + j * LANES);
+  for (int row = 0; row < num_rows; row++)
+    if (seen == NULL || (seen[row].begin <= key && key < seen[row].end))
+      for (int j = 0; j < num_vectors; j++)
+        sums[row][j] += numbers[j] * weights[row * TILE + key];
+}
+
+// `seen`: keys of the tile that each row sees.
 INLINE void NAMED(add_few)(const float* weights, const NAMED(Tile) * tile, const NAMED(Tile) * next,
-                           const float* factors, int num_rows, int64_t d, int num_vectors,
-                           int64_t dim, float* o) {
+                           const Seen* seen, const float* factors, int num_rows, int64_t d,
+                           int num_vectors, int64_t dim, float* o) {
   Vector sums[ROWS_AT_ONCE][4];
   for (int row = 0; row < num_rows; row++)
     for (int j = 0; j < num_vectors; j++)
       sums[row][j] = load(o + row * dim + d + j * LANES) * factors[row];
-  int num_keys = tile->end - tile->begin, num_next = next->end - next->begin;
-  for (int key = 0; key < num_keys; key++) {
-    Vector numbers[4];
-    if (key < num_next) NAMED(prefetch)(next->keys[key] + d, num_vectors * LANES);
-    for (int j = 0; j < num_vectors; j++) numbers[j] = LOAD(tile->values[key] + d + j * LANES);
-    for (int row = 0; row < num_rows; row++)
-      for (int j = 0; j < num_vectors; j++)
-        sums[row][j] += numbers[j] * weights[row * TILE + key];
-  }
+  int num_keys = tile->end - tile->begin, key = 0;
+  const Seen* last = seen + num_rows - 1;  // rows begin and end in the order of their positions
+  int begin = last->begin < num_keys ? last->begin : num_keys;
+  for (; key < begin; key++)
+    NAMED(add_key)(weights, tile, next, seen, num_rows, key, d, num_vectors, sums);
+  for (; key < seen->end; key++)
+    NAMED(add_key)(weights, tile, next, NULL, num_rows, key, d, num_vectors, sums);
+  for (; key < num_keys; key++)
+    NAMED(add_key)(weights, tile, next, seen, num_rows, key, d, num_vectors, sums);
   for (int row = 0; row < num_rows; row++)
     for (int j = 0; j < num_vectors; j++) put(o + row * dim + d + j * LANES, sums[row][j]);
 }
@@ -252,6 +310,7 @@ INLINE void NAMED(attend_rows)(const Task* task, int64_t first_row, int num_rows
   const Call* call = task->call;
   int num_keys = tile->end - tile->begin;
   float scores[ROWS_AT_ONCE * TILE], factors[ROWS_AT_ONCE];
+  Seen seen[ROWS_AT_ONCE];
   for (int key = 0; key < num_keys; key += 4) {
     for (int i = key; i < key + 4 && i < num_keys; i++)
       NAMED(prefetch)(tile->values[i], call->value_dim);
@@ -259,15 +318,16 @@ INLINE void NAMED(attend_rows)(const Task* task, int64_t first_row, int num_rows
   }
   for (int row = 0; row < num_rows; row++) {
     int64_t position = position_of(task, first_row + row), stop = position + 1 - tile->begin;
-    factors[row] = weigh_row(scores + row * TILE, first_key(task, position) - tile->begin,
-                             stop < num_keys ? stop : num_keys, maxima + row, sums + row);
+    int64_t first = first_key(task, position) - tile->begin;
+    seen[row] = (Seen){first > 0 ? first : 0, stop < 0 ? 0 : stop < num_keys ? stop : num_keys};
+    factors[row] = weigh_row(scores + row * TILE, seen[row], maxima + row, sums + row);
   }
   int64_t d = 0, dim = call->value_dim;
   for (; d + 4 * LANES <= dim; d += 4 * LANES)
-    NAMED(add_few)(scores, tile, next, factors, num_rows, d, 4, dim, o);
+    NAMED(add_few)(scores, tile, next, seen, factors, num_rows, d, 4, dim, o);
   for (; d + 2 * LANES <= dim; d += 2 * LANES)
-    NAMED(add_few)(scores, tile, next, factors, num_rows, d, 2, dim, o);
-  if (d < dim) NAMED(add_few)(scores, tile, next, factors, num_rows, d, 1, dim, o);
+    NAMED(add_few)(scores, tile, next, seen, factors, num_rows, d, 2, dim, o);
+  if (d < dim) NAMED(add_few)(scores, tile, next, seen, factors, num_rows, d, 1, dim, o);
 }
 
 // Attends up to ROWS_AT_ONCE of `num_left` rows; their number is a constant of each loop.

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import struct
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -32,6 +33,7 @@ from tests.support.engine.paged_attention import (
     CPU,
     RAGGED,
     SCALE,
+    Broken,
     Heads,
     check,
     schedules,
@@ -41,6 +43,8 @@ from tests.support.kernels.pending_prefix import check_pending_prefix
 pytestmark = pytest.mark.system  # a C compiler
 
 PLAIN = LayerAttention(SCALE, MaskRule())
+# A NaN whose lowest bits are set, as memory may hold one that no arithmetic has made.
+PAYLOAD = struct.unpack("<f", struct.pack("<I", 0x7FC00001))[0]
 DIMS = st.sampled_from([1, 5, 8, 16, 24, 32, 40, 64])
 
 
@@ -87,6 +91,20 @@ def test_in_place_attention_reads_what_the_step_writes(window, order):
 
 def test_in_place_attention_ignores_stale_block_content():
     check(InPlaceAttention, Heads(), PLAIN, RAGGED, old_content=math.nan)
+
+
+@pytest.mark.parametrize("part", ["key", "value"])
+@pytest.mark.parametrize("number", [math.nan, math.inf, PAYLOAD])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("dims", [5, 32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_place_attention_keeps_broken_keys_apart(dtype, dims, window, number, part):
+    """From earlier tokens of a chunk and of drafts, and from those beyond a window."""
+    layer = LayerAttention(SCALE, MaskRule(window))
+    steps = [*RAGGED, [(5, 200)], [(5, 2)], [(5, 60), (4, 2)]]
+    broken = {s: Broken(p, part, number) for s, p in ((1, 3), (2, 6), (3, 8), (4, 3), (5, 201))}
+    heads = Heads(key_dim=dims, value_dim=dims)
+    check(InPlaceAttention, heads, layer, steps, dtype=dtype, broken=broken)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
