@@ -58,4 +58,8 @@ def _attend(
         sinks = rule.sinks.double()[:, None, None].expand(-1, len(query), 1)
         scores = torch.cat([scores, sinks], -1)
     weights = scores.softmax(-1)[..., : len(keys)]
-    return torch.einsum("hqk,khd->qhd", weights, values)
+    # A hidden V has a weight of 0, which would make NaN of one that is not finite.
+    broken = ~values.isfinite()
+    out = torch.einsum("hqk,khd->qhd", weights, values.masked_fill(broken, 0.0))
+    sees_broken = torch.einsum("qk,khd->qhd", (~hidden).double(), broken.double()) > 0
+    return out.masked_fill(sees_broken, torch.nan)

@@ -53,6 +53,14 @@ def test_decode_attention_is_causal_among_tokens_of_sequence(group: int) -> None
     case.check(decode(case, TILING, SPLITS))
 
 
+@pytest.mark.parametrize("window", [None, 21])
+def test_decode_attention_keeps_broken_drafts_apart(window: int | None) -> None:
+    case = make_case((0, 15, 60, 100), (5, 3, 6, 1), num_kv_heads=1, window=window)
+    expected = case.expected()
+    case.spoil({0: 3, 1: 17, 2: 62, 3: 2})
+    case.check_spoilt(decode(case, TILING, SPLITS), expected)
+
+
 def test_decode_attention_is_batch_invariant() -> None:
     case = make_case((5, 150, 70, 64), (1, 3, 1, 1), softcap=4.0, has_sinks=True)
     together = decode(case, TILING, SPLITS)

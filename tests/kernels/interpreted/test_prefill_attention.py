@@ -52,6 +52,16 @@ def test_prefill_attention_sees_whole_images(case: dict) -> None:
     batch.check(prefill(batch, TILING, case["splits"]))
 
 
+@each_case(CASES, num_quick=3)
+def test_prefill_attention_keeps_broken_keys_apart(case: dict) -> None:
+    """From earlier tokens of their chunk, and from later ones beyond a window."""
+    shape = {name: case[name] for name in case if name != "splits"}
+    batch = _with_images(make_case(CONTEXTS, NUM_QUERIES, num_kv_heads=1, **shape))
+    expected = batch.expected()
+    batch.spoil({1: 15, 2: 3, 3: 44, 5: 66})
+    batch.check_spoilt(prefill(batch, TILING, case["splits"]), expected)
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("window", [None, 7])
 def test_attention_serves_images_beside_decodes(window: int | None, deterministic: bool) -> None:

@@ -55,6 +55,21 @@ class Case:
     def check(self, out: torch.Tensor) -> None:
         assert_close(out, self.expected(), SLACK[out.dtype])
 
+    def spoil(self, positions: dict[int, int]) -> None:
+        """Makes NaN of the K of the token at `positions[i]` of range i."""
+        size = self.kv.block_size
+        for index, position in positions.items():
+            block = self.tables[self.ranges.batch_slots[index], position // size]
+            self.kv.keys[block, :, position % size] = torch.nan
+
+    def check_spoilt(self, out: torch.Tensor, expected: torch.Tensor) -> None:
+        """Checks that a token is NaN where it sees one that `spoil` made so, and else `expected`,
+        from before."""
+        sees = self.expected().isnan().any(-1).any(-1)
+        if self.kv.keys.dtype != FP8:  # Triton's interpreter reads the NaN of fp8 as 480
+            assert out[sees].isnan().any(-1).all()
+        assert_close(out[~sees], expected[~sees], SLACK[out.dtype])
+
 
 def make_case(
     contexts: Sequence[int],
