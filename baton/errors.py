@@ -104,5 +104,10 @@ class UnsupportedModelError(BatonError):
     """Checkpoint that cannot be served; the message gives the reason."""
 
 
+class NonFiniteError(BatonError):
+    """Results of the model that are NaN or infinite, for one request. Another worker of the model
+    would most likely compute the same."""
+
+
 class InternalError(BatonError):
     """Bug in Baton."""

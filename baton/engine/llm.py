@@ -175,9 +175,13 @@ class LLM:
             for i, prompt in enumerate(prompts)
         ]
         collected: dict[str, list[SequenceUpdate]] = {r.request_id: [] for r in requests}
-        for request in requests:
-            self.core.add(request)
-        self._run_to_end(collected)
+        try:
+            for request in requests:
+                self.core.add(request)
+            self._run_to_end(collected)
+        except BaseException:
+            self.core.scheduler.abort(*collected)
+            raise
         return [pooled_output(pooling, collected[r.request_id], len(r.token_ids)) for r in requests]
 
     def _run_to_end(
@@ -186,7 +190,8 @@ class LLM:
         stopped: Mapping[str, StoppedTexts] = MappingProxyType({}),
     ) -> None:
         """Steps until no work is left, or can be done, and collects these requests' updates. Raises
-        `OverloadedError` if some of them cannot run, or the device has too little memory."""
+        `OverloadedError` if some of them cannot run, or the device has too little memory, and
+        `NonFiniteError` for one whose logits are not finite."""
         made_progress = True
         while self.core.has_work and made_progress:
             output = self.core.step()

@@ -22,6 +22,7 @@ from baton.errors import (
     InternalError,
     InvalidArgumentError,
     LeaseNotOpenedError,
+    NonFiniteError,
     NotFoundError,
     OverloadedError,
     PermissionDeniedError,
@@ -36,6 +37,7 @@ DOMAIN = "baton"
 REASONS: dict[type[BatonError], str] = {
     EngineLimitError: "ENGINE_LIMIT",
     LeaseNotOpenedError: "LEASE_NOT_OPENED",
+    NonFiniteError: "NON_FINITE",
     UnsupportedModelError: "UNSUPPORTED_MODEL",
 }
 """Reasons, in an ErrorInfo, of errors that share their code with others."""

@@ -21,6 +21,7 @@ _STEP_SECONDS = "baton_step_seconds_total"
 _HITS, _LOOKUPS = "baton_prefix_hit_tokens_total", "baton_prefix_lookup_tokens_total"
 _PREEMPTIONS = "baton_preemptions_total"
 _COMPILATIONS = "baton_kernel_compilations_total"
+_NON_FINITE = "baton_non_finite_requests_total"
 _SWAPPED = "baton_swapped_kv_blocks_total"
 _ENCODED = "baton_encoded_tokens_total"
 _DRAFTED, _ACCEPTED = "baton_drafted_tokens_total", "baton_accepted_tokens_total"
@@ -53,6 +54,10 @@ _COUNTED: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     _COMPILATIONS: (
         "Kernels compiled after the warm-up, each of which stalled a step for seconds: expected 0.",
+        (),
+    ),
+    _NON_FINITE: (
+        "Requests that failed because their logits were NaN or infinite: expected 0.",
         (),
     ),
     _SWAPPED: (
@@ -130,6 +135,7 @@ class WorkerMetrics:
                 ("swap",): stats.num_swaps,
                 ("return",): stats.num_returns,
             },
+            _NON_FINITE: {(): stats.num_non_finite_requests},
             _COMPILATIONS: {(): engine.reading.num_late_compilations},
             _SWAPPED: {
                 ("out",): stats.num_swapped_out_blocks,

@@ -21,6 +21,7 @@ ROUND_TRIPS = [
     (errors.PermissionDeniedError("not yours"), "PERMISSION_DENIED"),
     (errors.NotFoundError("lease gone"), "NOT_FOUND"),
     (errors.LeaseNotOpenedError("nothing came"), "NOT_FOUND"),
+    (errors.NonFiniteError("request r has NaN logits"), "INTERNAL"),
     (errors.AlreadyExistsError("lease is here"), "ALREADY_EXISTS"),
     (errors.DeadlineExceededError("too late"), "DEADLINE_EXCEEDED"),
     (errors.CancelledError("aborted"), "CANCELLED"),

@@ -48,6 +48,7 @@ from baton.errors import (
     AlreadyExistsError,
     BatonError,
     InvalidArgumentError,
+    NonFiniteError,
     NotFoundError,
     OverloadedError,
     UnavailableError,
@@ -306,7 +307,9 @@ class EngineCore:
         seconds = time.perf_counter() - start
         self._costs.note_step(plan.num_tokens, seconds)
         self._work.note_step(plan, seconds)
-        return self._output(plan, start, updates_of(self.scheduler.apply(plan, result), result))
+        progress = self.scheduler.apply(plan, result)
+        failed = self._non_finite(progress.non_finite) if progress.non_finite else None
+        return self._output(plan, start, updates_of(progress, result), failed)
 
     def _output(
         self,
@@ -338,6 +341,20 @@ class EngineCore:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return {request_id: OverloadedError(message) for request_id in ended}
+
+    def _non_finite(self, positions: Mapping[str, int]) -> dict[str, BatonError]:
+        """Returns the errors of requests that a step has ended since their logits are not finite,
+        and logs each."""
+        errors: dict[str, BatonError] = {}
+        for request_id, position in positions.items():
+            message = (
+                f"request {request_id} has NaN or infinite logits at position {position}; expected "
+                "finite ones. Try it with --dtype float32 or bfloat16; if it passes on another "
+                "worker, check this one's device"
+            )
+            logger.error("%s", message)
+            errors[request_id] = NonFiniteError(message)
+        return errors
 
     def _launch(self, on_planned: OnPlanned) -> tuple[StepPlan, Launched]:
         self._draft()

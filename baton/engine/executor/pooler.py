@@ -3,10 +3,11 @@
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from baton.engine.executor.device_stream import DeviceStream
-from baton.engine.scheduler.plan import ScheduledRange, StepPlan, StepResult
+from baton.engine.scheduler.plan import NonFinite, ScheduledRange, StepPlan, StepResult
 from baton.engine.scheduler.sequences.batch_slots import Int64Array
 from baton.engine.scheduler.sequences.sequence import Sequence
 from baton.models.pooling import Pooling
@@ -97,9 +98,10 @@ class PoolingHead:
         values = self._to_host(torch.stack(list(parts.values()))) if parts else None
         return Pooled(tokens, self._to_host(tokens), tuple(parts), values)
 
-    def result(self, _plan: StepPlan, pooled: Pooled) -> StepResult:
+    def result(self, plan: StepPlan, pooled: Pooled) -> StepResult:
         token_ids = pooled.ended.numpy()
         if pooled.values is None:
             return StepResult(token_ids)
         by_index = dict(zip(pooled.indices, pooled.values.numpy(), strict=True))
-        return StepResult(token_ids, pooled=by_index)
+        broken = {i: plan.chunks[i].start for i, v in by_index.items() if not np.isfinite(v).all()}
+        return StepResult(token_ids, pooled=by_index, non_finite=NonFinite(ranges=broken))

@@ -9,7 +9,14 @@ import torch
 from baton.engine.executor.device_stream import DeviceStream
 from baton.engine.executor.grammar.masks import Allowed, GrammarMasks
 from baton.engine.executor.sampling.sampler import Choice, DeviceScores, Sampler, Scores, score
-from baton.engine.scheduler.plan import StepPlan, StepResult, TokenLogprobs
+from baton.engine.scheduler.plan import (
+    ALL_FINITE,
+    Float32Array,
+    NonFinite,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from baton.engine.scheduler.sequences.batch_slots import BatchSlots, Int64Array
 from baton.engine.scheduler.sequences.sequence import Sequence
 
@@ -23,6 +30,7 @@ class Chosen:
         has_grammar: whether a grammar restricted any of the tokens.
         beams: candidates, scores and, if requested, log-probabilities, `[num_rows, k]` each.
         scores: of prompt tokens, by the index of their chunk.
+        peaks: `[num_rows]`, the largest logit of each of the step's rows; NaN if any of them is.
     """
 
     token_ids: torch.Tensor | None = None
@@ -30,6 +38,7 @@ class Chosen:
     has_grammar: bool = False
     beams: tuple[torch.Tensor, ...] = ()
     scores: tuple[tuple[int, DeviceScores], ...] = ()
+    peaks: torch.Tensor | None = None
 
 
 class TokenHead:
@@ -85,7 +94,9 @@ class TokenHead:
         if len(logits) > first_scored:
             scores = self._score(plan, logits[first_scored:])
             chosen = replace(chosen, scores=tuple(scores))
-        return chosen
+        if not len(logits):
+            return chosen
+        return replace(chosen, peaks=self._to_host(logits.amax(-1)))
 
     def _beam_candidates(self, plan: StepPlan, logits: torch.Tensor) -> Iterator[torch.Tensor]:
         token_ids, scores = self.sampler.beam_candidates(
@@ -140,7 +151,26 @@ class TokenHead:
         if chosen.scores:
             scored = {i: _token_logprobs(scores.fetch()) for i, scores in chosen.scores}
             result = replace(result, prompt_logprobs=scored)
-        return result
+        if chosen.peaks is None:
+            return result
+        return replace(result, non_finite=_non_finite(plan, chosen.peaks.float().numpy()))
+
+
+def _non_finite(plan: StepPlan, peaks: Float32Array) -> NonFinite:
+    """Returns the rows of a step whose largest logit is not finite."""
+    is_broken = ~np.isfinite(peaks)
+    if not is_broken.any():
+        return ALL_FINITE
+    bounds = np.cumsum([len(plan.sample_rows), len(plan.beam_rows)])
+    of_samples, of_beams, of_scores = np.split(is_broken, bounds)
+    ranges, row = {}, 0
+    for i, chunk in enumerate(plan.chunks):
+        broken = of_scores[row : row + len(chunk.scored)].nonzero()[0]
+        row += len(chunk.scored)
+        if len(broken):
+            ranges[i] = chunk.scored.start - 1 + int(broken[0])
+    rows, beam_rows = (frozenset(of.nonzero()[0].tolist()) for of in (of_samples, of_beams))
+    return NonFinite(rows, beam_rows, ranges)
 
 
 def _token_logprobs(scores: Scores) -> tuple[TokenLogprobs, ...]:

@@ -44,6 +44,12 @@ class ScheduledRange:
     scored: range = range(0)
     encoder_outputs: tuple[EncoderOutput, ...] = ()
 
+    def num_accepted(self, token_ids: npt.NDArray[np.int64]) -> int:
+        """Returns how many of its drafts are the tokens that the step chose, `[num_rows]`."""
+        drafts = self.sequence.tokens[self.end - self.num_drafts : self.end]
+        differs = drafts != token_ids[self.first_row : self.first_row + self.num_drafts]
+        return int(differs.argmax()) if differs.any() else self.num_drafts
+
 
 @dataclass(frozen=True, slots=True)
 class ExternalAllocation:
@@ -138,7 +144,8 @@ class NotAhead(StrEnum):
     is due. `BLOCKS`: a sequence lacks blocks, so that another may be preempted. `BUDGET`: not
     all sequences fit the step, so that they are ordered by rank. `POLICY`: prompts come before
     decodes. `SUSPENSION`: a sequence is to be suspended between two steps. `FAILURE`: the step
-    before has no result. `NOTHING`: nothing is left to compute.
+    before has no result, or a sequence that it computes starts again. `NOTHING`: nothing is left to
+    compute.
     """
 
     FORK = "fork"
@@ -163,6 +170,27 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class NonFinite:
+    """Rows of a step whose logits are not finite: NaN, infinite, or -inf for every token.
+
+    Attributes:
+        rows, beam_rows: of the plan's sampled rows and rows of beams.
+        ranges: by index of the plan's ranges with scores or pooled outputs that are not finite, the
+            position of the first such token.
+    """
+
+    rows: frozenset[int] = frozenset()
+    beam_rows: frozenset[int] = frozenset()
+    ranges: Mapping[int, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.beam_rows or self.ranges)
+
+
+ALL_FINITE = NonFinite()
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """Result of one step: the chosen tokens.
 
@@ -177,6 +205,7 @@ class StepResult:
             it allows no further token (the reason).
         prompt_logprobs: per scored range of the plan, its prompt tokens' in order.
         pooled: by index of the plan's ranges, what they add to the pooled outputs, `[width]`.
+        non_finite: rows from which no token was to be chosen.
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -189,3 +218,4 @@ class StepResult:
     endings: dict[int, str | None] = field(default_factory=dict)
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     pooled: Mapping[int, Float32Array] = field(default_factory=dict)
+    non_finite: NonFinite = ALL_FINITE

@@ -1,7 +1,7 @@
 """Progress of sequences in one step. Plain data."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -68,7 +68,12 @@ class SequenceProgress:
 
 @dataclass(frozen=True, slots=True)
 class StepProgress:
-    """Progress of all sequences in a step."""
+    """Progress of all sequences in a step.
+
+    `non_finite`: requests that it ended since their logits are not finite, with the position of the
+    token that gave them.
+    """
 
     decoded: DecodeProgress
     others: list[SequenceProgress]
+    non_finite: Mapping[str, int] = field(default_factory=dict)

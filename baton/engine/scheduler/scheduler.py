@@ -32,6 +32,7 @@ from baton.engine.scheduler.scheduling.admission import Admission
 from baton.engine.scheduler.scheduling.ahead_planner import AheadPlanner
 from baton.engine.scheduler.scheduling.chunking import Chunker
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJobs
+from baton.engine.scheduler.scheduling.non_finite import NonFiniteRequests
 from baton.engine.scheduler.scheduling.output_processing import OutputProcessor
 from baton.engine.scheduler.scheduling.planner import Planner
 from baton.engine.scheduler.scheduling.policy import POLICIES, Policy, Ranker
@@ -89,6 +90,7 @@ class Scheduler:
             self._policy, self._states, self._chunker, self._admission, self._planner
         )
         self._output_processor = OutputProcessor(self._states, config.vocab_size, config.block_size)
+        self._non_finite = NonFiniteRequests(self._states)
         self._leaving: dict[str, None] = {}
         self._ended: list[SequenceProgress] = []
         self._num_step_tokens = 0
@@ -285,6 +287,7 @@ class Scheduler:
         except, once the plan was launched, calls that end requests, and `schedule_ahead`: sequences
         may read what others compute in the same step."""
         self.batch_slots.note_all_applied()
+        self._non_finite.has_requeued = False
         self._states.fork_resuming()
         self._states.refresh()
         self._kv.begin_step()
@@ -302,6 +305,8 @@ class Scheduler:
         """
         if self._may_suspend_now:
             return NotAhead.SUSPENSION
+        if self._non_finite.has_requeued:
+            return NotAhead.FAILURE
         self._kv.begin_step()
         step = self._ahead_planner.follow(plan)
         if isinstance(step, NotAhead):
@@ -328,10 +333,13 @@ class Scheduler:
         self._num_computed_tokens += num_tokens
 
     def apply(self, plan: StepPlan, result: StepResult) -> StepProgress:
-        """Applies a computed step. Skips requests that ended since the plan was made. Returns the
-        progress of the step and of what ended before it."""
+        """Applies a computed step. Skips requests that ended since the plan was made; ends those
+        whose logits are not finite. Returns the progress of the step, and of what ended before."""
         self.batch_slots.note_applied()
         self._states.encoder.note_computed(plan.encoder.to_compute)
+        non_finite = self._non_finite.take(plan, result)
+        if non_finite:
+            self.abort(*non_finite)
         decoded = self._output_processor.apply_decodes(plan, result)
         others, self._ended = self._ended, []
         for i, chunk in enumerate(plan.chunks):
@@ -342,7 +350,7 @@ class Scheduler:
         others += self._output_processor.returned()
         others += self._suspended()
         self._states.refresh()
-        return StepProgress(decoded, others)
+        return StepProgress(decoded, others, non_finite)
 
     def fail(self, plan: StepPlan) -> list[Request]:
         """Ends the requests that a step computed, which has no result: in place of `apply`. Returns
@@ -439,6 +447,7 @@ class Scheduler:
             num_encoder_blocks=states.encoder.num_blocks,
             num_held_encoder_blocks=states.encoder.num_held_blocks,
             num_cached_encoder_blocks=states.encoder.num_cached_blocks,
+            num_non_finite_requests=self._non_finite.num_requests,
             num_encode_jobs=states.jobs.num_jobs,
             num_waiting_encode_jobs=states.jobs.num_waiting,
             num_waiting_encoder_tokens=states.jobs.num_waiting_tokens,

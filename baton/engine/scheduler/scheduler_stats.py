@@ -39,6 +39,7 @@ class SchedulerStats:
     num_encoder_blocks: int
     num_held_encoder_blocks: int
     num_cached_encoder_blocks: int
+    num_non_finite_requests: int
     num_encode_jobs: int
     num_waiting_encode_jobs: int
     num_waiting_encoder_tokens: int

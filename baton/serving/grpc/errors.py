@@ -15,6 +15,7 @@ AlreadyExistsError        ALREADY_EXISTS
 DeadlineExceededError     DEADLINE_EXCEEDED, and so is TimeoutError
 CancelledError            CANCELLED, and so is asyncio's
 DataLossError             DATA_LOSS
+NonFiniteError            INTERNAL + ErrorInfo
 InternalError             INTERNAL
 anything else             INTERNAL, without its text
 """

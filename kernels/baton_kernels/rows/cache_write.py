@@ -81,8 +81,8 @@ def store_scaled(pointers, values, scales, heads, num_heads, mask):
     """Stores float32 `values`, divided by their heads' `scales` if the cache is fp8."""
     if pointers.dtype.element_ty == tl.float8e4nv:
         values = values / tl.load(scales + heads, heads < num_heads, 1.0)
-        # e4m3 has no infinity: values out of range would become NaN.
-        values = tl.minimum(tl.maximum(values, -_LARGEST), _LARGEST)
+        # e4m3 has no infinity: values out of range would become NaN. Those that are NaN stay it.
+        values = tl.clamp(values, -_LARGEST, _LARGEST, propagate_nan=tl.PropagateNan.ALL)
         if INTERPRETED:
             # The interpreter loses the carry when it rounds, so values are rounded to 4 bits first.
             spread = values * (2.0**20 + 1.0)

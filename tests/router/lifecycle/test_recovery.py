@@ -12,6 +12,7 @@ from baton.errors import (
     FailedPreconditionError,
     InternalError,
     InvalidArgumentError,
+    NonFiniteError,
     NotFoundError,
     OverloadedError,
     UnavailableError,
@@ -61,7 +62,12 @@ def test_recovery_raises_permanent_refusal_at_once(error):
 
 @pytest.mark.parametrize(
     "error",
-    [InvalidArgumentError("f", "is bad"), CancelledError("aborted"), DeadlineExceededError("late")],
+    [
+        InvalidArgumentError("f", "is bad"),
+        CancelledError("aborted"),
+        DeadlineExceededError("late"),
+        NonFiniteError("the logits are NaN"),
+    ],
 )
 def test_recovery_ends_accepted_request_on_permanent_error(error):
     with pytest.raises(type(error)):

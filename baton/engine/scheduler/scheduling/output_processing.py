@@ -92,8 +92,7 @@ class OutputProcessor:
         num_drafts, num_accepted = chunk.num_drafts, 0
         tokens = result.token_ids[chunk.first_row : chunk.first_row + num_drafts + 1].tolist()
         if num_drafts:
-            drafts = sequence.tokens[chunk.end - num_drafts : chunk.end].tolist()
-            num_accepted = _num_equal(tokens, drafts)
+            num_accepted = chunk.num_accepted(result.token_ids)
             self.num_accepted_tokens += num_accepted
             tokens = tokens[: num_accepted + 1]
             sequence.num_computed_tokens = chunk.end - num_drafts + num_accepted
@@ -281,11 +280,3 @@ class OutputProcessor:
 
 def _reason_of_ending(failure: str | None) -> FinishReason:
     return FinishReason.END_OF_SEQUENCE if failure is None else FinishReason.FAILED
-
-
-def _num_equal(one: list[int], other: list[int]) -> int:
-    """Returns the number of leading elements that are equal."""
-    for i, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return i
-    return min(len(one), len(other))

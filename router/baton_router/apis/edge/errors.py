@@ -123,6 +123,7 @@ _KINDS: dict[type[BaseException], tuple[int, str, str | None]] = {
     errors.FailedPreconditionError: (503, _SERVER, "failed_precondition"),
     errors.DeadlineExceededError: (504, _SERVER, "deadline_exceeded"),
     TimeoutError: (504, _SERVER, "deadline_exceeded"),
+    errors.NonFiniteError: (500, _SERVER, "non_finite"),
     errors.BatonError: (500, _SERVER, "internal_error"),
 }
 

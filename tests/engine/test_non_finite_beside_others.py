@@ -1,0 +1,116 @@
+"""Requests that overflow beside others: each of the others gets what it gets alone."""
+
+from collections.abc import Iterator
+from random import Random
+
+import numpy as np
+import pytest
+
+from baton.engine.core.engine_core import EngineCore
+from baton.engine.llm import LLM
+from baton.engine.outputs import SequenceUpdate
+from baton.engine.request import EngineRequest
+from baton.errors import NonFiniteError
+from tests.support.engine.deferred_stream import DeferredStream
+from tests.support.engine.engines import assert_idle, load_parts, request
+from tests.support.engine.kinds import KINDS, transcript
+from tests.support.engine.overflow import OVERFLOWING, save_overflowing
+from tests.support.engine.prompts import random_prompt, sharing_prompts
+from tests.support.grids import nightly
+
+TIGHT = {"block_size": 4, "num_blocks": 96, "max_num_seqs": 8, "max_num_batched_tokens": 20}
+WAYS = {
+    "roomy": {"num_blocks": 200, "max_num_seqs": 16, "max_num_batched_tokens": 64},
+    "without C": {**TIGHT, "kernels": "torch"},
+    "recomputing": {**TIGHT, "preemption": "recompute"},
+    "swapping": {**TIGHT, "preemption": "swap", "swap_bytes": 2**21, "max_drafts": 4},
+}
+FAMILIES = ("mistral_short", "gpt_oss", "mixtral", "qwen3_moe", "gemma2", "gpt2", "deepseek_v3")
+# Of so many requests one has a copy that overflows.
+EACH_BROKEN = 6
+
+
+class BrokenDrafter:
+    """Drafts what overflows, and is always rejected."""
+
+    def propose(self, requests):
+        return [np.full(r.max_drafts, OVERFLOWING, np.int32) for r in requests]
+
+
+def without_overflow(prompt) -> tuple[int, ...]:
+    return tuple(token + (token == OVERFLOWING) for token in prompt)
+
+
+def innocent(count: int, seed: int) -> list[EngineRequest]:
+    """Requests of every kind; most share a beginning with others, none overflows."""
+    dice, shared = Random(seed), sharing_prompts()
+    out = []
+    for i in range(count):
+        kind = dice.choice([*KINDS])
+        start = dice.choice(shared)[: dice.randrange(50)]
+        prompt = without_overflow((*start, *random_prompt(dice.randrange(1, 30), seed=i)))
+        out.append(request(f"{kind} {i}", prompt, KINDS[kind]))
+    return out
+
+
+def with_broken(requests: list[EngineRequest], seed: int) -> Iterator[EngineRequest]:
+    """Yields the requests, and among them copies of some that overflow at a place."""
+    dice = Random(seed)
+    for each in requests:
+        yield each
+        if dice.randrange(EACH_BROKEN) == 0:
+            prompt = [*each.token_ids, *random_prompt(4, seed=1)]
+            prompt[dice.randrange(len(prompt))] = OVERFLOWING
+            kind = dice.choice([*KINDS])
+            yield request(f"broken {each.request_id}", prompt, KINDS[kind])
+
+
+def run(core: EngineCore, requests) -> tuple[dict[str, list[SequenceUpdate]], dict]:
+    """Adds a request every other step; returns the updates, and the errors of those that fail."""
+    updates: dict[str, list[SequenceUpdate]] = {}
+    failed, left, count = {}, list(reversed(list(requests))), 0
+    while core.has_work or left:
+        count += 1
+        if left and (count % 2 or not core.has_work):
+            core.add(left.pop())
+        output = core.step()
+        failed |= output.failed
+        for update in output.updates:
+            updates.setdefault(update.request_id, []).append(update)
+        core.scheduler.check_integrity()
+    return updates, failed
+
+
+@pytest.fixture(scope="module")
+def overflowing(tmp_path_factory):
+    made: dict[str, str] = {}
+
+    def get(family: str) -> str:
+        if family not in made:
+            made[family] = save_overflowing(family, tmp_path_factory.mktemp(family))
+        return made[family]
+
+    return get
+
+
+@pytest.mark.parametrize("count", [36, *nightly([700])])
+@pytest.mark.parametrize("is_late", [False, True], ids=["at once", "late"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", ["llama", *nightly(FAMILIES)])
+def test_others_are_answered_as_without_broken_ones(overflowing, family, way, is_late, count, seed):
+    """A sampled answer may choose what overflows by itself, and fails without others, too."""
+    path, requests = overflowing(family), innocent(count, seed)
+    config, loaded = load_parts(path, **WAYS[way])
+    alone, by_themselves = run(EngineCore(*load_parts(path, **WAYS[way])), requests)
+    core = EngineCore(config, loaded, DeferredStream(Random(seed)) if is_late else None)
+    core.drafter = BrokenDrafter()
+    updates, failed = run(core, with_broken(requests, seed))
+    broken = {r.request_id for r in with_broken(requests, seed)} - {r.request_id for r in requests}
+    assert failed.keys() == broken | by_themselves.keys()
+    assert {type(error) for error in failed.values()} == {NonFiniteError}
+    assert core.scheduler.stats().num_non_finite_requests == len(failed)
+    for each in requests:
+        if each.request_id not in failed:
+            of_each = updates[each.request_id], alone[each.request_id]
+            assert transcript(of_each[0]) == transcript(of_each[1]), each.request_id
+    assert_idle(LLM(core))
