@@ -123,7 +123,8 @@ async def _mapping_errors(context: Context, method: str) -> AsyncIterator[None]:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not offered here")
     except Exception as error:
         status = status_of(error)
-        if status.code == grpc.StatusCode.INTERNAL.value[0]:
+        # One with a reason in its details is no bug, and was logged where it arose.
+        if status.code == grpc.StatusCode.INTERNAL.value[0] and not status.details:
             logger.error("%s failed", method, exc_info=error)
         await context.abort_with_status(rpc_status.to_status(status))
 

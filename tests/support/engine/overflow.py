@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.support.engine.checkpoints import FAMILIES, HIDDEN_SIZE, randomize
+from tests.support.engine.checkpoints import FAMILIES, HIDDEN_SIZE, save_random
 
 OVERFLOWING = 7
 """The token. No greedy answer contains it: its logit is 0."""
@@ -23,13 +23,17 @@ _ADDED = ("o_proj", "down_proj")  # their outputs are added to the hidden states
 
 def save_overflowing(family: str, folder: Path) -> str:
     """Writes a random checkpoint of a family to a folder, and returns its path."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(FAMILIES[family](), dtype=torch.float32)
-    randomize(model)
+    save_random(FAMILIES[family](), folder)
+    make_overflow(folder)
+    return str(folder)
+
+
+def make_overflow(folder: Path) -> None:
+    """Changes a checkpoint of `HIDDEN_SIZE`."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         _overflow(model)
     model.save_pretrained(folder)
-    return str(folder)
 
 
 def _overflow(model: PreTrainedModel) -> None:

@@ -147,7 +147,7 @@ def failure_of(error: BaseException) -> Failure:
         code,
         param,
         _headers_of(error),
-        is_bug=status == 500,
+        is_bug=code == "internal_error",
         too_long=error if isinstance(error, errors.ContextLengthError) else None,
     )
 
