@@ -32,6 +32,13 @@ _IMAGES = "tests/router/text/images/test_prompt_images.py"
 
 SYMPTOMS: Sequence[Symptom] = (
     (
+        "sglang#38319, sglang#38355, Megatron-LM#6993",
+        "NaN in one request stays in the prefix cache: later prompts are garbage until a flush",
+        "Fails that request with `NonFiniteError`, and keeps nothing that it computed.",
+        "tests/engine/test_non_finite.py",
+        "test_broken_request_leaves_shared_prefix_right",
+    ),
+    (
         "vllm#44000",
         "a message of the role `system` within `messages` of `/v1/messages` is refused",
         "Takes it anywhere, as text or as blocks, and counts its tokens.",
