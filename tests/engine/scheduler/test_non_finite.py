@@ -1,4 +1,4 @@
-"""What becomes of blocks, and of sequences that share them, when logits are not finite."""
+"""Blocks, and sequences that share them, after logits that are not finite."""
 
 from typing import Any
 

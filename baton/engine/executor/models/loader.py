@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from baton.engine.config import EngineConfig
 from baton.engine.executor.cache.kv_scales import FP8
@@ -40,7 +40,7 @@ from baton.models.images.pixtral import text_tokens
 from baton.models.length import longest
 from baton.models.pooling import Pooling
 from baton.models.quantization import read_quantization
-from baton.models.weights import check_weights, is_gguf, weight_files
+from baton.models.weights import check_weights
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _FP8_CAPABILITY = (8, 9)
@@ -94,7 +94,7 @@ def load_model(
     report_of = nullcontext() if is_reported else without_load_report()
     try:
         with report_of:
-            loaded: tuple[PreTrainedModel, dict[str, Any]] = _from_pretrained(
+            loaded: tuple[PreTrainedModel, dict[str, Any]] = load_pretrained(
                 auto_class,
                 path,
                 wanted,
@@ -132,16 +132,6 @@ def load_model(
         )
     model = model.to(device).eval().requires_grad_(False)
     return with_meta_decoder(model, config, of_parts) if engine.encoder_only else model
-
-
-def _from_pretrained(auto_class: Any, path: str, config: PretrainedConfig, **options: Any) -> Any:
-    """Returns what `from_pretrained` of a class of transformers does for a checkpoint's folder."""
-    files = weight_files(Path(path))
-    if not is_gguf(files):
-        return load_pretrained(auto_class, path, config, **options)
-    from baton.engine.executor.models.quantized.gguf import load_gguf
-
-    return load_gguf(auto_class, files, config, **options)
 
 
 def check_finite(model: PreTrainedModel) -> None:

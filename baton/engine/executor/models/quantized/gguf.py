@@ -10,21 +10,19 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import EllipsisType
-from typing import Any
 
 import numpy as np
 import torch
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, get_tensor_name_map
 from gguf.quants import dequantize
 
-from baton.engine.executor.models.hf import GenerationConfig, PretrainedConfig, PreTrainedModel
+from baton.engine.executor.models.hf import PretrainedConfig, PreTrainedModel
 from baton.errors import UnsupportedModelError
 from baton.models.gguf.configuration import ROPE_FACTORS
 from baton.models.gguf.header import GgufHeader, GgufTensor, read_header
 
 Undo = Callable[[torch.Tensor], torch.Tensor]
 
-_GENERATION = "generation_config.json"
 _CHUNK = 1 << 18  # values that are dequantized at once
 _SUFFIX = re.compile(r"\.(weight|bias)$")
 _GATE_UP = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.gate_up_proj")
@@ -59,23 +57,6 @@ class GgufWeight:
         for part, below in zip(self.parts, values.split(heights, dim=-2), strict=True):
             _read(part, below)
         return self.undo(values)
-
-
-def load_gguf(auto_class: Any, files: list[Path], config: PretrainedConfig, **options: Any) -> Any:
-    """Returns what `from_pretrained` of a class of transformers does for a checkpoint's folder.
-    Raises as `gguf_weights`.
-
-    Args:
-        auto_class: one of transformers' auto classes, which themselves load from folders alone.
-        options: those of `from_pretrained`, `dtype` among them.
-    """
-    with torch.device("meta"):
-        model = auto_class.from_config(config)
-    weights = gguf_weights(files, model, options["dtype"])
-    folder = files[0].parent
-    if (folder / _GENERATION).is_file():
-        options["generation_config"] = GenerationConfig.from_pretrained(str(folder))
-    return type(model).from_pretrained(None, config=config, state_dict=weights, **options)
 
 
 def gguf_weights(
