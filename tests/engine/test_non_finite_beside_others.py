@@ -25,7 +25,8 @@ WAYS = {
     "recomputing": {**TIGHT, "preemption": "recompute"},
     "swapping": {**TIGHT, "preemption": "swap", "swap_bytes": 2**21, "max_drafts": 4},
 }
-FAMILIES = ("mistral_short", "gpt_oss", "mixtral", "qwen3_moe", "gemma2", "gpt2", "deepseek_v3")
+# All have layers without a window, after which an overflow cannot be hidden.
+FAMILIES = ("gpt_oss", "mixtral", "qwen3_moe", "gemma2", "gpt2", "deepseek_v3")
 # Of so many requests one has a copy that overflows.
 EACH_BROKEN = 6
 
