@@ -71,7 +71,7 @@ class Retries:
 
     def _content_of(self, work: Work) -> bytes:
         """Returns the hash of the weights that must continue the work: those of its output so far.
-        Empty: any, since it begins anew, or they are unknown."""
+        Empty: any, since nothing of it has begun, or they are unknown."""
         return self.content if work.has_begun else b""
 
     async def wait(

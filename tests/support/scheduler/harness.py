@@ -234,15 +234,15 @@ class Harness:
 
     def reset_prefix_cache(self) -> None:
         self._note_command()
-        num_cached = sum(len(group.pool._cached) for group in self.groups)
+        num_cached = sum(len(_cached(group.pool)) for group in self.groups)
         assert self.scheduler.flush_cache() == num_cached
 
     def evict(self, block_ids: SequenceOf[int], group: int) -> None:
         self._note_command()
         pool = self.groups[group].pool
-        num_cached = len(pool._cached)
+        num_cached = len(_cached(pool))
         count = pool.evict(block_ids)
-        assert count == num_cached - len(pool._cached)
+        assert count == num_cached - len(_cached(pool))
 
     def find(self, prompt: SequenceOf[int], index: int, group: int = 0) -> int | None:
         """Returns the id of a prompt's block in a group; None if it cannot be found."""
