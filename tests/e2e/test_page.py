@@ -16,6 +16,8 @@ from selenium.webdriver.remote.webelement import WebElement
 
 from baton.cli.local.local_cluster import LocalCluster
 from baton.serving.telemetry.placement_terms import TERMS
+from tests.support.cluster.checkpoints import description_that_advises
+from tests.support.cluster.second_router import second_router
 from tests.support.cluster.watch import loads, until_nothing_is_held
 from tests.support.page.browser import (
     answered,
@@ -108,6 +110,17 @@ def test_page_converses_by_default_and_begins_new_chats(page):
     assert page.find_elements(By.CSS_SELECTOR, ".card") == []
     assert page.switch_to.active_element == page.find_element(By.ID, "prompt")
     assert num_prompt_tokens(answered(page, "A queue.")) == num_first
+
+
+@pytest.mark.system
+def test_page_shows_what_the_checkpoint_advises(browser, cluster, tmp_path):
+    model = description_that_advises(tmp_path / "tiny", temperature=0.25, top_k=7)
+    with (
+        second_router(cluster, http=True, model=model) as router,
+        opened(browser, router.http_address) as page,
+    ):
+        eventually(page, lambda: "top k 7" in page.find_element(By.ID, "model").text)
+        assert page.find_element(By.ID, "temperature").get_property("value") == "0.25"
 
 
 @pytest.mark.system

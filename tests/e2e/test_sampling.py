@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -19,7 +18,12 @@ from baton.client.types import FinishReason
 from baton.engine import LLM, EngineConfig
 from baton.models import locate
 from baton.sampling import EarlyStopping, Grammar, GrammarKind, SamplingParams
-from tests.support.cluster.checkpoints import beams, prompt_of, reference
+from tests.support.cluster.checkpoints import (
+    beams,
+    description_that_advises,
+    prompt_of,
+    reference,
+)
 from tests.support.cluster.second_router import second_router
 from tests.support.cluster.watch import until_nothing_is_held
 
@@ -239,13 +243,9 @@ async def test_output_matches_its_regular_expression(client, engine):
 
 @pytest.fixture(scope="module")
 def advising(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The shipped model with a generation config that changes greedy answers, as a setting."""
+    """A setting of routers: their model advises what changes greedy answers."""
     folder = tmp_path_factory.mktemp("advising") / "tiny"
-    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.py"))
-    file = folder / "generation_config.json"
-    advice = {**json.loads(file.read_text()), "temperature": 0, "repetition_penalty": 1.8}
-    file.write_text(json.dumps(advice))
-    return f"tiny={folder}"
+    return description_that_advises(folder, temperature=0, repetition_penalty=1.8)
 
 
 @pytest.mark.parametrize(("source", "penalty"), [("model", 1.8), ("api", 1.0)])

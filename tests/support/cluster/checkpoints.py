@@ -79,6 +79,15 @@ def save_checkpoint(family: str, folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
 
 
+def description_that_advises(folder: Path, **advice: float) -> str:
+    """Writes the shipped model's description, without weights, and the sampling parameters that it
+    advises; returns it as a router's setting `model`."""
+    shutil.copytree(locate("tiny"), folder, ignore=shutil.ignore_patterns("*.safetensors", "*.py"))
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **advice}))
+    return f"tiny={folder}"
+
+
 @cache
 def reference(model: str) -> Any:
     """The checkpoint in transformers: eager attention, float32, and no token that ends it."""
