@@ -284,10 +284,15 @@ class SamplingDefaults(_message.Message):
     MIN_P_FIELD_NUMBER: _builtins.int
     REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
+    """Randomness of the choice, in [0, 100]."""
     top_k: _builtins.int
+    """Number of most likely tokens to consider; 0: all."""
     top_p: _builtins.float
+    """Cumulative probability of the most likely tokens to consider, in (0, 1]."""
     min_p: _builtins.float
+    """Minimum probability of tokens to consider, relative to that of the most likely one, in [0, 1]."""
     repetition_penalty: _builtins.float
+    """Divisor of the positive and factor of the negative logits of tokens seen, in (0, 10]."""
     def __init__(
         self,
         *,
