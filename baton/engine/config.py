@@ -39,8 +39,9 @@ class EngineConfig:
     )
     kv_cache_bytes: int | None = setting(
         None,
-        "Size of all KV pools together, in bytes. Unset: 512 MiB on a CPU, on a GPU the rest of "
-        "gpu_memory_utilization.",
+        "Size of all KV pools together, in bytes. Unset: on a CPU up to four sequences of the "
+        "model's length within a quarter of the free memory, at least 512 MiB; on a GPU the rest "
+        "of gpu_memory_utilization.",
         ge=1,
     )
     gpu_memory_utilization: float = setting(

@@ -10,6 +10,7 @@ from typing import NoReturn, TypeVar, cast
 
 from baton.cluster.registry.registry import WorkerRecord
 from baton.engine.core.process.engine_child import EngineChild
+from baton.engine.facts import EngineFacts
 from baton.rpc.cancellation import run_until
 from baton.rpc.worker_role import Role
 from baton.serving.grpc.channels import LARGE_FRAMES, Channels
@@ -75,7 +76,8 @@ class Worker:
         stack.push_async_callback(self.channels.close)
         await self.model.load(stack)
         await self.membership.join(self._record(), stack)
-        logger.info("%s is ready at %s", self.membership.id, self.server.main.endpoint)
+        room, where = _room(self.model.engine.facts), self.server.main.endpoint
+        logger.info("%s is ready at %s%s", self.membership.id, where, room)
 
     async def _load_and_watch(self, stack: AsyncExitStack) -> NoReturn:
         """Loads the model; raises `UnavailableError` once the engine has failed."""
@@ -110,3 +112,13 @@ class Worker:
             content=engine.facts.info.content,
             max_num_seqs=engine.facts.max_num_seqs,
         )
+
+
+def _room(facts: EngineFacts) -> str:
+    """Returns a clause about the tokens that the KV cache holds; empty if that does not bound a
+    sequence."""
+    if facts.encoder_only or facts.layouts[0].window is not None:
+        return ""
+    num_tokens, longest = facts.num_blocks[0] * facts.block_size, facts.info.max_model_len
+    advice = " (--kv-cache-bytes gives it more)" if num_tokens < longest else ""
+    return f": room for {num_tokens:,} tokens; the model takes {longest:,}{advice}"

@@ -61,7 +61,8 @@ class RequestCheck:
                 raise EngineLimitError(
                     "token_ids",
                     f"with what is to follow, they need {needed} KV blocks; the pool has "
-                    f"{num_blocks}: ask for fewer tokens, or enlarge it (--num-blocks)",
+                    f"{num_blocks}: ask for fewer tokens, or enlarge it (--kv-cache-bytes, "
+                    "--num-blocks)",
                 )
 
     def encoder_input(self, encoder_input: EncoderInput, *, has_tensors: bool) -> None:

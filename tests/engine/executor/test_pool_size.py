@@ -11,6 +11,8 @@ from baton.engine.executor.memory.pool_size import (
     GpuMemory,
     bytes_for_pools,
     check_holds_longest,
+    cpu_bytes,
+    longest_bytes,
     num_blocks,
 )
 from baton.errors import InvalidArgumentError
@@ -22,10 +24,11 @@ WINDOWED = plan_layout([KvShape(2, 8, 8)] * 2, torch.float32, 16, window=32)
 
 def test_bytes_for_pools_is_what_model_and_others_leave():
     gpu = GpuMemory(total=80 * GIB, used_by_others=2 * GIB, peak=20 * GIB, graphs=3 * GIB)
-    assert bytes_for_pools(EngineConfig(gpu_memory_utilization=0.5), gpu) == 17 * GIB
-    assert bytes_for_pools(EngineConfig(gpu_memory_utilization=0.98), gpu) <= (78.4 - 2 - 23) * GIB
-    assert bytes_for_pools(EngineConfig(kv_cache_bytes=7), gpu) == 7
-    assert bytes_for_pools(EngineConfig(), None) == 512 * 2**20
+    assert bytes_for_pools(EngineConfig(gpu_memory_utilization=0.5), gpu, 1) == 17 * GIB
+    most = bytes_for_pools(EngineConfig(gpu_memory_utilization=0.98), gpu, 1)
+    assert most <= (78.4 - 2 - 23) * GIB
+    assert bytes_for_pools(EngineConfig(kv_cache_bytes=7), gpu, 1) == 7
+    assert bytes_for_pools(EngineConfig(), None, 8) == 8
 
 
 def test_bytes_for_pools_names_the_users_of_a_full_gpu():
@@ -35,7 +38,32 @@ def test_bytes_for_pools_names_the_users_of_a_full_gpu():
         "step and CUDA graphs take 19456 and others on this GPU 4096"
     )
     with pytest.raises(InvalidArgumentError, match=re.escape(sentence)):
-        bytes_for_pools(EngineConfig(), gpu)
+        bytes_for_pools(EngineConfig(), gpu, 1)
+
+
+@pytest.mark.parametrize(
+    ("longest", "available", "expected"),
+    [
+        (3 * GIB, 100 * GIB, 12 * GIB),
+        (3 * GIB, 47 * GIB, 6 * GIB),
+        (3 * GIB, 12 * GIB, 3 * GIB),
+        (3 * GIB, 11 * GIB, 3 * GIB // 2),
+        (3 * GIB, GIB, GIB // 2),
+        (2**20, 100 * GIB, GIB // 2),
+        (3 * GIB, 0, GIB // 2),
+    ],
+)
+def test_cpu_bytes_hold_the_longest_sequences_there_is_room_for(longest, available, expected):
+    assert cpu_bytes(longest, available) == expected
+
+
+def test_cpu_bytes_are_equal_for_a_little_less_memory():
+    assert cpu_bytes(3 * GIB, 20 * GIB) == cpu_bytes(3 * GIB, 17 * GIB)
+
+
+def test_longest_bytes_are_those_of_all_groups():
+    expected = 7 * FULL.block_bytes + (1 + -(-(31 + 20) // 16)) * WINDOWED.block_bytes
+    assert longest_bytes([FULL, WINDOWED], 100, 20) == expected
 
 
 @pytest.mark.parametrize("layout", [FULL, WINDOWED])

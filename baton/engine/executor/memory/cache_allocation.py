@@ -12,12 +12,14 @@ from baton.engine.executor.cache.kv_layout import pool_bytes, share_memory
 from baton.engine.executor.cache.kv_pool import KvCache, KvPool
 from baton.engine.executor.memory.cache_plan import CachePlan, EncoderPlan, shared_pool
 from baton.engine.executor.memory.gpu_lock import gpu_lock
-from baton.engine.executor.memory.machine_memory import allowed_memory
+from baton.engine.executor.memory.machine_memory import allowed_memory, available_memory
 from baton.engine.executor.memory.pool_size import (
     GpuMemory,
     bytes_for_pools,
     check_fits,
     check_holds_longest,
+    cpu_bytes,
+    longest_bytes,
     num_blocks,
 )
 from baton.engine.executor.memory.profiling import largest_step, measure
@@ -69,7 +71,9 @@ def _allocate(
     else:
         gpu = measure(config, plan, model, backend, device, max_len)
         torch.cuda.empty_cache()  # the probe's memory, in pieces that no pool fits
-        counts = num_blocks(config, plan.layouts, max_len, chunk, bytes_for_pools(config, gpu))
+        longest = longest_bytes(plan.layouts, max_len, chunk)
+        num_bytes = bytes_for_pools(config, gpu, cpu_bytes(longest, available_memory()))
+        counts = num_blocks(config, plan.layouts, max_len, chunk, num_bytes)
     needed = sum(map(pool_bytes, plan.layouts, counts))
     if encoder_pool is not None:
         needed += encoder_pool.content.nbytes

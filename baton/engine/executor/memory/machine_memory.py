@@ -1,9 +1,12 @@
 """Memory of this machine, and of the cgroup that this process is in. Knows no torch."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_USAGES = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
+_MACHINE = Path("/proc/meminfo")
 
 
 def machine_memory() -> int:
@@ -13,10 +16,49 @@ def machine_memory() -> int:
 
 def allowed_memory() -> int:
     """Returns the bytes that this process may use: the machine's, or the cgroup's limit if less."""
-    for path in _LIMITS:
+    limit = _limit()
+    return machine_memory() if limit is None else min(limit[0], machine_memory())
+
+
+def available_memory(machine: Path = _MACHINE, cgroup: Sequence[str | Path] = ()) -> int:
+    """Returns the bytes that may still be taken: those that the machine has available, or those
+    that are left of the cgroup's limit if less. Cached files, which give way, are not counted as
+    taken.
+
+    Args:
+        machine: file with the machine's numbers.
+        cgroup: files that may have the limit; empty: those of this process.
+    """
+    available = _numbers(machine).get("MemAvailable:", 0) * 1024 or machine_memory()
+    limit = _limit(cgroup)
+    if limit is None:
+        return available
+    most, folder, usage = limit
+    try:
+        taken = int((folder / usage).read_text())
+    except OSError:
+        return min(most, available)
+    cached = _numbers(folder / "memory.stat").get("inactive_file", 0)
+    return max(0, min(most - taken + cached, available))
+
+
+def _limit(files: Sequence[str | Path] = ()) -> tuple[int, Path, str] | None:
+    """Returns the limit of the cgroup in bytes, its folder, and the name of the file of its usage;
+    None without a limit."""
+    for path in map(Path, files or _LIMITS):
         try:
-            limit = Path(path).read_text().strip()
+            limit = path.read_text().strip()
         except OSError:
             continue
-        return min(int(limit), machine_memory()) if limit.isdigit() else machine_memory()
-    return machine_memory()
+        return (int(limit), path.parent, _USAGES[path.name]) if limit.isdigit() else None
+    return None
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """Returns the numbers of a file with a name and a number in each line; empty without it."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return {}
+    fields = (line.split() for line in lines)
+    return {words[0]: int(words[1]) for words in fields if len(words) > 1 and words[1].isdigit()}

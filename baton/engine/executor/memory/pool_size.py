@@ -1,4 +1,4 @@
-"""Number of KV blocks, from a byte budget or from the free memory of a GPU.
+"""Number of KV blocks, from a byte budget or from the free memory of a machine or a GPU.
 
 Knows nothing of tensors beyond their sizes; the caller measures the memory of a forward pass.
 """
@@ -9,7 +9,11 @@ from baton.engine.config import EngineConfig
 from baton.engine.executor.cache.kv_layout import KvLayout, share_memory
 from baton.errors import InvalidArgumentError
 
+# On a CPU: the least; how many sequences of the longest length the pools hold where memory allows
+# it; and the fraction of the free memory that they may take.
 _CPU_BYTES = 512 * 2**20
+_CPU_SEQUENCES = 4
+_CPU_FRACTION = 0.25
 _MIB = 2**20
 # Fraction of a GPU that stays free for CUDA contexts and fragments, however many workers share it.
 _FREE = 0.05
@@ -32,8 +36,23 @@ class GpuMemory:
     graphs: int = 0
 
 
-def bytes_for_pools(config: EngineConfig, gpu: GpuMemory | None) -> int:
-    """Returns the bytes that all pools may take together. `gpu`: None for a CPU.
+def cpu_bytes(longest: int, available: int) -> int:
+    """Returns the bytes of all pools together on a CPU, by default. They grow by factors of two, so
+    that workers of one machine, which find a little more or less memory, offer the same length.
+
+    Args:
+        longest: bytes of a sequence of the longest length.
+        available: bytes that the process may still take.
+    """
+    size = _CPU_SEQUENCES * longest
+    while size > available * _CPU_FRACTION:
+        size //= 2
+    return max(size, _CPU_BYTES)
+
+
+def bytes_for_pools(config: EngineConfig, gpu: GpuMemory | None, by_default: int) -> int:
+    """Returns the bytes that all pools may take together. `gpu`: None for a CPU, where they are
+    those `by_default`.
 
     `gpu_memory_utilization` bounds this worker alone; what others have taken bounds it only if less
     than that is free. Raises `InvalidArgumentError` if a GPU has nothing left for the pools.
@@ -41,7 +60,7 @@ def bytes_for_pools(config: EngineConfig, gpu: GpuMemory | None) -> int:
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
     if gpu is None:
-        return _CPU_BYTES
+        return by_default
     utilization, taken = config.gpu_memory_utilization, gpu.peak + gpu.graphs
     allowed = int(gpu.total * utilization)
     free = int(gpu.total * max(1 - _FREE, utilization)) - gpu.used_by_others
@@ -55,6 +74,11 @@ def bytes_for_pools(config: EngineConfig, gpu: GpuMemory | None) -> int:
             "blocks: raise it, lower max_num_batched_tokens, or use a smaller model or dtype",
         )
     return left
+
+
+def longest_bytes(layouts: list[KvLayout], max_len: int, max_chunk: int) -> int:
+    """Returns the bytes of the KV of one sequence of `max_len` tokens."""
+    return sum(layout.block_bytes * peak_blocks(layout, max_len, max_chunk) for layout in layouts)
 
 
 def num_blocks(
