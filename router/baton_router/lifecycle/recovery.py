@@ -84,11 +84,6 @@ class Recovery:
         self._waits_for_capacity = False
 
     @property
-    def avoided(self) -> set[str]:
-        """All workers to avoid now."""
-        return self.refused | self.too_small
-
-    @property
     def may_return(self) -> bool:
         """True if a decode worker may give the request back (again). False after two returns
         without progress in between: such a request would never end."""

@@ -9,6 +9,7 @@ from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.call.request import Request, Work
 from baton_router.lifecycle.recovery import Recovery
 from baton_router.routing.placement.decision import Decision
+from baton_router.routing.placement.exclusions import Exclusions
 from baton_router.routing.placement.placement import Placement
 from baton_router.routing.placement.placer import Placer
 
@@ -47,32 +48,30 @@ class Retries:
 
     def place(self, work: Work) -> Placement:
         """Places the work that is left. Raises `AttemptFailure` if no workers can take it."""
-        recovery = self.recovery
-        decision = self._placer.place(
-            work,
-            recovery.refused,
-            recovery.broken,
-            recovery.preempted_by,
-            self.decision,
-            recovery.too_small,
-            self._content_of(work),
-        )
+        decision = self._placer.place(work, self._exclusions(work), self.decision)
         if decision.placement is None:
             raise AttemptFailure(FailureKind.NO_WORKER, decision.refusal)
-        if not self._content_of(work):
+        if not (self.content and work.has_begun):
             self.content = self._placer.content_of(decision.placement)
         return decision.placement
 
     def successor(self, work: Work, worker: str) -> str | None:
         """Returns the decode worker that should resume the work of `worker`, which drains; None:
         there is none."""
-        content = self._content_of(work)
-        return self._placer.successor(work, worker, self.recovery.avoided, content)
+        exclusions = self._exclusions(work).without_preemption
+        return self._placer.successor(work, worker, exclusions)
 
-    def _content_of(self, work: Work) -> bytes:
-        """Returns the hash of the weights that must continue the work: those of its output so far.
-        Empty: any, since nothing of it has begun, or they are unknown."""
-        return self.content if work.has_begun else b""
+    def _exclusions(self, work: Work) -> Exclusions:
+        """Returns the workers to avoid now, those with other weights than its output is of among
+        them; any may take work that has not begun."""
+        recovery = self.recovery
+        return Exclusions(
+            recovery.refused,
+            recovery.broken,
+            recovery.too_small,
+            recovery.preempted_by,
+            self.content if work.has_begun else b"",
+        )
 
     async def wait(
         self, failure: AttemptFailure, num_tokens: int, lost_at: int | None = None

@@ -15,6 +15,7 @@ from baton_router.lifecycle.retry_budget import RetryBudget
 from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.fleet.cost_rates import PRIOR, Rates
 from baton_router.routing.fleet.worker_model import PoolModel, WorkerModel
+from baton_router.routing.placement.exclusions import Exclusions
 from baton_router.routing.placement.placer import Placer
 from tests.support.router.scripted import (
     DRAINING,
@@ -75,12 +76,12 @@ async def test_placement_explains_why_preempting_worker_is_excluded():
     request = Request("r", (5, 6, 7), SamplingParams())
     async with fleet_of(prefill(), decode(), decode(name="d1")) as fleet:
         placer = Placer(fleet)  # type: ignore[arg-type]
-        decision = placer.place(work_of(request), preempted_by="d0")
+        decision = placer.place(work_of(request), Exclusions(preempted_by="d0"))
         assert decision.placement is not None
         assert decision.placement.decode == "d1"
         reasons = {c.worker: c.excluded for c in decision.inputs.candidates}
         assert reasons == {"p0": "", "d0": "gave the request back", "d1": ""}
-        lonely = placer.place(work_of(request), refused={"d1"}, preempted_by="d0")
+        lonely = placer.place(work_of(request), Exclusions({"d1"}, preempted_by="d0"))
         assert lonely.placement is not None
         assert lonely.placement.decode == "d0"
 

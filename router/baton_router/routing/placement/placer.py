@@ -4,18 +4,16 @@ Independent of RPCs and of the request lifecycle.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 
 from baton.cluster.prefix import BlockHash
 from baton.errors import NotFoundError
 from baton.serving.tenant import DEFAULT_TENANT
-from baton_router.call.failure import Pair
 from baton_router.call.request import RequestOutcome, Work
-from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.fleet.fleet import Fleet
 from baton_router.routing.placement.decision import DEFAULT_RULES, Decision, PlacementInputs, Rules
-from baton_router.routing.placement.fit import as_too_small
+from baton_router.routing.placement.exclusions import NO_EXCLUSIONS, Exclusions
 from baton_router.routing.placement.placement import Placement
 from baton_router.routing.placement.placement_span import placing
 from baton_router.routing.placement.prefix_source import with_sources
@@ -23,8 +21,6 @@ from baton_router.routing.placement.record.recorder import Recorder
 
 _NUM_REMEMBERED = 128
 
-OTHER_WEIGHTS = "other weights than the answer began with"
-"""Reason of a candidate that would continue the answer of another model."""
 PATHS = ("handoff", "decode_alone", "prefill_alone", "none")
 """Results of a placement decision, the keys of `Placer.num_placed`."""
 
@@ -60,31 +56,15 @@ class Placer:
     def place(
         self,
         work: Work,
-        refused: Collection[str] = (),
-        broken: Collection[Pair] = (),
-        preempted_by: str = "",
+        exclusions: Exclusions = NO_EXCLUSIONS,
         earlier: Decision | None = None,
-        too_small: Collection[str] = (),
-        content: bytes = b"",
     ) -> Decision:
-        """Chooses the workers for a request, or for the rest of it.
-
-        Args:
-            refused: workers that must not be chosen.
-            broken: pairs of workers that must not be chosen.
-            preempted_by: a worker to be chosen only if no other can be; others may still fetch the
-                prefix that it has cached. Empty: none.
-            earlier: last decision about the request, reused unless the cluster has changed.
-            too_small: workers that have refused it by limits of their own.
-            content: hash of the weights that its output so far is of, as in `WorkerRecord`; empty:
-                any, or unknown.
-        """
+        """Chooses the workers for a request, or for the rest of it. `earlier` is the last decision
+        about it, reused unless the cluster has changed."""
         with placing(work.request.request_id) as span:
-            decision = self._decide(
-                work, refused, broken, preempted_by, earlier, too_small, content
-            )
-            if decision.placement is None and preempted_by:
-                decision = self._decide(work, refused, broken, "", None, too_small, content)
+            decision = self._decide(work, exclusions, earlier)
+            if decision.placement is None and exclusions.preempted_by:
+                decision = self._decide(work, exclusions.without_preemption)
             span.decided(decision)
         self.num_placed[_path(decision)] += 1
         self._remember(work.request.tenant.name, decision)
@@ -93,16 +73,14 @@ class Placer:
         return decision
 
     def successor(
-        self, work: Work, decode: str, refused: Collection[str] = (), content: bytes = b""
+        self, work: Work, decode: str, exclusions: Exclusions = NO_EXCLUSIONS
     ) -> str | None:
-        """Returns the decode worker to continue a request that runs on `decode`, or None.
-        `content`: as of `place`."""
-        inputs = self._placement_inputs(work, refused, (), content=content)
-        return self._rules.decide_again(inputs, decode)
+        """Returns the decode worker to continue a request that runs on `decode`, or None."""
+        return self._rules.decide_again(self._placement_inputs(work, exclusions), decode)
 
     def content_of(self, placement: Placement) -> bytes:
         """Returns the hash of the weights of a placement's workers; empty if it is unknown."""
-        return self._fleet.member(placement.decode or placement.prefill).record.content
+        return self._content_of(placement.decode or placement.prefill)
 
     def ended(self, outcome: RequestOutcome) -> None:
         """Records the end of a request."""
@@ -112,7 +90,7 @@ class Placer:
     def explain(self, work: Work, earlier: Decision | None = None) -> Decision:
         """Returns the decision for a request if it came now, as a dry run. `earlier` is the last
         decision about it, reused unless the cluster has changed."""
-        return self._decide(work, (), (), earlier=earlier)
+        return self._decide(work, earlier=earlier)
 
     def why_none(self, needs_prefill: bool = False) -> str:
         """Returns the reason why no request could be placed now, as a sentence; empty if one could.
@@ -141,59 +119,30 @@ class Placer:
     def _decide(
         self,
         work: Work,
-        refused: Collection[str],
-        broken: Collection[Pair],
-        preempted_by: str = "",
+        exclusions: Exclusions = NO_EXCLUSIONS,
         earlier: Decision | None = None,
-        too_small: Collection[str] = (),
-        content: bytes = b"",
     ) -> Decision:
-        inputs = self._placement_inputs(work, refused, broken, preempted_by, too_small, content)
-        return self._rules.decision(inputs, earlier)
+        return self._rules.decision(self._placement_inputs(work, exclusions), earlier)
 
-    def _placement_inputs(
-        self,
-        work: Work,
-        refused: Collection[str],
-        broken: Collection[Pair],
-        preempted_by: str = "",
-        too_small: Collection[str] = (),
-        content: bytes = b"",
-    ) -> PlacementInputs:
-        known = self._fleet.candidates(work.prompt)
-        candidates = [
-            _without(c, "refused the request") if c.worker in refused else c for c in known
-        ]
-        if content:
-            candidates = [
-                _without(c, OTHER_WEIGHTS) if self._is_of_other(c, content) else c
-                for c in candidates
-            ]
+    def _placement_inputs(self, work: Work, exclusions: Exclusions) -> PlacementInputs:
+        candidates = exclusions.unreachable(self._fleet.candidates(work.prompt), self._content_of)
         needs_prefill = work.params.prompt_logprobs is not None
         # Prompt log-probabilities need the whole prompt computed; pooled prompts fetch no prefix.
         if not needs_prefill and not self._prefill_alone:
             candidates = with_sources(candidates)
-        if preempted_by:
-            reason = "gave the request back"
-            candidates = [
-                _without(c, reason) if c.worker == preempted_by else c for c in candidates
-            ]
-        # After the sources: a worker that is too small may still lend its prefix.
-        candidates = [as_too_small(c) if c.worker in too_small else c for c in candidates]
         return PlacementInputs(
             work.request.request_id,
             len(work.token_ids),
-            tuple(candidates),
-            frozenset(broken),
+            tuple(exclusions.unfit(candidates)),
+            frozenset(exclusions.broken),
             needs_prefill=needs_prefill,
             prefill_alone=self._prefill_alone,
             images=work.prompt.images,
             demand=work.request.demand,
         )
 
-    def _is_of_other(self, candidate: Candidate, content: bytes) -> bool:
-        """Returns whether a worker is known to have other weights than these."""
-        return self._fleet.member(candidate.worker).record.content not in (content, b"")
+    def _content_of(self, worker: str) -> bytes:
+        return self._fleet.member(worker).record.content
 
     def _hashing(self, decision: Decision, work: Work) -> Callable[[], list[BlockHash]]:
         """Returns a function for the recorder's thread that computes the prompt's chain hashes."""
@@ -216,7 +165,3 @@ def _path(decision: Decision) -> str:
     if not decision.placement.decode:
         return "prefill_alone"
     return "handoff" if decision.placement.prefill else "decode_alone"
-
-
-def _without(candidate: Candidate, reason: str) -> Candidate:
-    return candidate._replace(excluded=candidate.excluded or reason)

@@ -16,6 +16,7 @@ from baton_router.call.request import Request, Work, work_of
 from baton_router.cli.explain import print_tables
 from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.placement.decision import DEFAULT_RULES, Decision, PlacementInputs, Rules
+from baton_router.routing.placement.exclusions import Exclusions
 from baton_router.routing.placement.explanation import other_choices, why
 from baton_router.routing.placement.placement import Scored
 from baton_router.routing.placement.placer import Placer
@@ -213,9 +214,9 @@ def test_placer_keeps_earlier_decision_until_the_cluster_changes():
     assert placer.place(work("r"), earlier=admitted_by) is admitted_by
     assert placer.decision_of("r") is admitted_by
     assert placer.place(work("another"), earlier=admitted_by).inputs.request_id == "another"
-    without = placer.place(work("r"), refused={"holder"}, earlier=admitted_by)
+    without = placer.place(work("r"), Exclusions(refused={"holder"}), admitted_by)
     assert [c.excluded for c in without.inputs.candidates] == ["refused the request", ""]
-    neither = placer.place(work("r"), refused={"holder", "decode"})
+    neither = placer.place(work("r"), Exclusions(refused={"holder", "decode"}))
     assert (
         neither.why_none == why(neither) == ("no decode worker can take work: refused the request")
     )

@@ -9,6 +9,7 @@ from baton.sampling import SamplingParams
 from baton_router.call.request import Demand, Request, work_of
 from baton_router.routing.fleet.candidate import Candidate, WorkerLimits
 from baton_router.routing.placement.decision import Decision, PlacementInputs, Rules
+from baton_router.routing.placement.exclusions import Exclusions
 from baton_router.routing.placement.explanation import candidacies, why
 from baton_router.routing.placement.fit import TOO_SMALL
 from baton_router.routing.placement.placer import Placer
@@ -133,7 +134,7 @@ def test_worker_too_small_still_lends_its_cached_prefix():
     placer = Placer(fleet, RULES)  # type: ignore[arg-type]
     prompt, params = (7,) * 400, SamplingParams(max_tokens=8)
     for tokens, small in ((prompt, ()), (prompt[:160], ("p-small",))):
-        decision = placer.place(work_of(Request("r", tokens, params)), too_small=small)
+        decision = placer.place(work_of(Request("r", tokens, params)), Exclusions(too_small=small))
         assert decision.inputs.candidates[0].excluded == TOO_SMALL
         computing = decision.placement.chosen[0].candidate
         assert (computing.worker, computing.source) == ("p-large", "p-small")
