@@ -201,7 +201,8 @@ def test_generate_sends_every_parameter(client, router):
     assert (asked.sampling.max_tokens, asked.sampling.temperature) == (4, 0.5)
     assert (asked.sampling.seed, list(asked.sampling.stop)) == (2**63, ["x"])
     assert not unseeded.sampling.HasField("seed"), "the router draws one"
-    assert asked.sampling.HasField("top_p")
+    assert asked.sampling.HasField("n")
+    assert not asked.sampling.HasField("top_p"), "the model has a default"
     assert not plain.HasField("sampling")
     assert (asked.clamp_max_tokens, plain.clamp_max_tokens) == (True, False)
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton.engine.executor.models import loader
 from baton.errors import UnsupportedModelError
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import assert_idle, load, mostly_slow, tokens
+from tests.support.engine.fingerprints import fingerprint_of
 from tests.support.engine.images import IMAGE_TOKEN, greedy, image, words
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.pooled import save_scorer
@@ -92,13 +92,10 @@ def test_loader_names_scales_that_do_not_fit(
 
 
 def test_fingerprint_tells_quantized_weights_apart(quantized: Packed, tmp_path: Path) -> None:
-    def fingerprint(path: str) -> bytes:
-        return loader.fingerprint(loader.load_config(path), torch.float32, path)
-
     path, meant = quantized("fp8 in blocks", "llama")
     other = changed(path, tmp_path / "other", lambda t: t[f"{UP}_scale_inv"].mul_(2))
-    assert len({fingerprint(each) for each in (path, meant, other)}) == 3
-    assert fingerprint(path) == fingerprint(path)
+    assert len({fingerprint_of(each) for each in (path, meant, other)}) == 3
+    assert fingerprint_of(path) == fingerprint_of(path)
 
 
 @pytest.mark.parametrize("name", mostly_slow(["fp8 in blocks", "awq", "w4a16"], "awq"))

@@ -37,7 +37,7 @@ from tests.support.kvtransfer.loopback import (
 )
 from tests.support.waiting import until
 
-TIMEOUT = 10.0
+TIMEOUT = 60.0
 CONNECTORS = {
     "grpc": ("grpc", Integrity.BY_CONNECTOR),
     "shm": ("shm", Integrity.BY_CONNECTOR),

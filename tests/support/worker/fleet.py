@@ -62,6 +62,7 @@ class FleetMember:
         self.epoch = worker.membership.epoch
         self.version = pairing.version
         self.fingerprint = pairing.fingerprint
+        self.content = worker.model.engine.facts.info.content
         self.layouts = layouts_to_messages(pairing.layouts)
         self.circuit = CircuitBreaker()
         self.model = WorkerModel(PoolModel())
