@@ -40,7 +40,7 @@ def test_penalties_are_bitwise_those_of_cpu_sampler(
 
     every = [params_of(row) for row in range(num_rows)]
     penalties = Penalties(
-        torch.tensor([p.repetition_penalty for p in every]),
+        torch.tensor([p.repetition_penalty or 1.0 for p in every]),
         torch.tensor([p.presence_penalty for p in every]),
         torch.tensor([p.frequency_penalty for p in every]),
     )

@@ -56,14 +56,14 @@ def rows_of(
     device: Device = "cpu",
 ) -> SamplingRows:
     return SamplingRows(
-        torch.tensor([p.temperature for p in params], device=device),
+        torch.tensor([p.temperature or 0.0 for p in params], device=device),
         torch.tensor(
             [min(p.top_k or vocab_size, vocab_size) for p in params],
             dtype=torch.int32,
             device=device,
         ),
-        torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
-        torch.tensor([p.min_p for p in params], dtype=torch.float64, device=device),
+        torch.tensor([p.top_p or 1.0 for p in params], dtype=torch.float64, device=device),
+        torch.tensor([p.min_p or 0.0 for p in params], dtype=torch.float64, device=device),
         torch.from_numpy(np.array([p.seed for p in params], np.uint64).view(np.int64)).to(device),
         indices.to(device),
         positions.to(device),
