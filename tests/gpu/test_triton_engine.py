@@ -173,6 +173,12 @@ class Rerun:
         return lambda: out.copy_(step())
 
 
+def max_blocks_of(engine: LLM) -> int:
+    """Returns the most blocks of a sequence, and one for a step that begins within one."""
+    facts = engine.core.facts
+    return -(-facts.info.max_model_len // facts.block_size) + 1
+
+
 @pytest.mark.parametrize(
     ("family", "asynchronous"),
     [
@@ -191,7 +197,7 @@ def test_triton_recorded_steps_give_equal_tokens(
     )
     runner = engine.core.runner
     if device == "cpu":
-        batch = StaticTritonBatch(runner.attention, 3, 9)
+        batch = StaticTritonBatch(runner.attention, 3, max_blocks_of(engine))
         cpu = torch.device("cpu")
         runner.graphs = DecodeGraphs(runner.model.forward, batch, [1, 2, 3], cpu, Rerun())
     assert runner.graphs is not NO_GRAPHS
@@ -213,7 +219,8 @@ def record_drafts(engine: LLM, device: str) -> list[int]:
     runner = engine.core.runner
     if device == "cpu":
         sizes = capture_sizes(engine.core.config.max_num_seqs, 1 + engine.core.config.max_drafts)
-        batch, cpu = StaticTritonBatch(runner.attention, sizes[-1], 9), torch.device("cpu")
+        batch = StaticTritonBatch(runner.attention, sizes[-1], max_blocks_of(engine))
+        cpu = torch.device("cpu")
         runner.graphs = DecodeGraphs(runner.model.forward, batch, sizes, cpu, Rerun())
     graphs, counts = runner.graphs, []
     assert graphs is not None
