@@ -10,11 +10,7 @@ _SURVEY = Path(__file__).with_name("quantized_formats.json")
 _KINDS = ("dense", "experts", "images")
 
 _TEXT = """Checkpoints with quantized weights are served in the formats below, from safetensors and
-without the packages that wrote them:
-
-```
-$ baton up --model Qwen/Qwen3-0.6B-FP8
-```
+without the packages that wrote them, as by `baton up --model Qwen/Qwen3-0.6B-FP8`.
 
 Weights are computed while they are loaded, on the CPU, one parameter after the other, and are from
 then on plain ones in the dtype of `--dtype`. So they take in memory what the original checkpoint
