@@ -36,7 +36,7 @@ function showModel() {
   const upTo = length ? `up to ${length.toLocaleString("en")} tokens` : "";
   const defaults = Object.entries(own).map(([name, value]) => `${name.replace("_", " ")} ${value}`);
   const texts = [...(models.length > 1 ? [] : [id]), upTo, ...defaults];
-  find("temperature").value = own.temperature ?? 0.7;
+  find("temperature").defaultValue = own.temperature ?? 0.7; // shown until it is changed
   find("model").textContent = texts.filter(Boolean).join(", ");
   const mode = find("mode");
   mode.querySelector("[value=chat]").disabled = !hasTemplate;
