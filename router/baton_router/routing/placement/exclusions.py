@@ -38,7 +38,7 @@ class Exclusions:
         """The same, with the worker that preempted the request."""
         return replace(self, preempted_by="")
 
-    def unreachable(
+    def exclude(
         self, candidates: Iterable[Candidate], content_of: Callable[[str], bytes]
     ) -> list[Candidate]:
         """Returns the candidates, with those excluded that must not even lend a prefix.
@@ -56,7 +56,7 @@ class Exclusions:
             for c in candidates
         ]
 
-    def unfit(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+    def exclude_lenders(self, candidates: Iterable[Candidate]) -> list[Candidate]:
         """Returns the candidates, with those excluded that may lend a prefix and nothing more."""
         return [
             as_too_small(c)

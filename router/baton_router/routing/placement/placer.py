@@ -125,7 +125,7 @@ class Placer:
         return self._rules.decision(self._placement_inputs(work, exclusions), earlier)
 
     def _placement_inputs(self, work: Work, exclusions: Exclusions) -> PlacementInputs:
-        candidates = exclusions.unreachable(self._fleet.candidates(work.prompt), self._content_of)
+        candidates = exclusions.exclude(self._fleet.candidates(work.prompt), self._content_of)
         needs_prefill = work.params.prompt_logprobs is not None
         # Prompt log-probabilities need the whole prompt computed; pooled prompts fetch no prefix.
         if not needs_prefill and not self._prefill_alone:
@@ -133,7 +133,7 @@ class Placer:
         return PlacementInputs(
             work.request.request_id,
             len(work.token_ids),
-            tuple(exclusions.unfit(candidates)),
+            tuple(exclusions.exclude_lenders(candidates)),
             frozenset(exclusions.broken),
             needs_prefill=needs_prefill,
             prefill_alone=self._prefill_alone,
