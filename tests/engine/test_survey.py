@@ -2,22 +2,15 @@
 
 import json
 import random
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from tests.support.daily_cases import daily_cases
 from tests.support.engine.small_configs import MODEL_TYPES
 from tests.support.engine.survey import TABLE, survey
 
 DOCUMENTED = json.loads(TABLE.read_text(encoding="utf-8"))
-
-# `make test-full` tries a sixth of them, another one each day; `make nightly` tries all.
-_TURN = datetime.now(UTC).toordinal() % 6
-BY_TURNS = [
-    pytest.param(model_type, marks=pytest.mark.slow if i % 6 == _TURN else pytest.mark.nightly)
-    for i, model_type in enumerate(MODEL_TYPES)
-]
 
 
 def test_survey_table_has_every_family_of_transformers() -> None:
@@ -25,7 +18,7 @@ def test_survey_table_has_every_family_of_transformers() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of families that transformers itself warns about
-@pytest.mark.parametrize("model_type", BY_TURNS)
+@pytest.mark.parametrize("model_type", daily_cases(MODEL_TYPES))
 def test_family_is_served_or_refused_as_documented(
     model_type: str, tmp_path: Path, rng: random.Random
 ) -> None:
