@@ -62,6 +62,7 @@ class FirstProcess:
 
     def maps(self, file: str) -> bool:
         """Returns whether it or a child of it, such as its engine, has mapped the file."""
+        assert self._unshare.poll() is None, f"it ended:\n{self.log.read_text()}"
         process = psutil.Process(self.pid)
         pids = [self.pid, *(child.pid for child in process.children())]
         return any(file in Path(f"/proc/{pid}/maps").read_text() for pid in pids)
@@ -136,10 +137,14 @@ def test_worker_ends_at_sigterm_while_it_loads_its_model(tmp_path):
     config = LlamaConfig.from_pretrained(model, **sizes, **heads)
     with torch.device("meta"):
         large = LlamaForCausalLM(config).to(torch.bfloat16)
-    large.to_empty(device="cpu").save_pretrained(model)
+    # Memory as it is found may hold a NaN, which ends a start.
+    zeros = {name: torch.zeros_like(w, device="cpu") for name, w in large.state_dict().items()}
+    large.load_state_dict(zeros, assign=True)
+    large.save_pretrained(model)
     with first_process([*PROCESSES["decode"], "--model", str(model)], tmp_path) as process:
         # Its signal handlers are set after it has said where it listens.
-        wait_until(lambda: process.maps("model.safetensors"), 120.0)
+        ended_meanwhile = (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess)
+        wait_until(lambda: process.maps("model.safetensors"), 120.0, ignoring=ended_meanwhile)
         assert process.terminate() == 0
         assert process.says("ended while the model was being loaded")
         assert not process.says(READY)
