@@ -13,7 +13,7 @@ from baton.worker.memory import bound_primitive_caches
 
 bound_primitive_caches()
 import torch
-from baton.engine.executor.models.linear import Linear
+from baton.engine.executor.models.linear import TorchLinear
 
 class Heap(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in "abcdefghij"]
@@ -24,7 +24,7 @@ def heap_mib():
     return mallinfo().h / 2**20
 
 torch.set_num_threads(1)
-product = Linear(torch.zeros(512, 256))
+product = TorchLinear(torch.zeros(512, 256))
 product(torch.zeros(1, 256))
 before = heap_mib()
 for num_rows in range(2, 702):

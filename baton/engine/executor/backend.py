@@ -15,6 +15,7 @@ from baton.engine.executor.cache.kv_pool import KvCache
 from baton.engine.executor.models.cuda_graphs import NO_GRAPHS, Graphs
 from baton.engine.executor.models.fused_model import FusedModel
 from baton.engine.executor.models.hf import PreTrainedModel
+from baton.engine.executor.models.linear import LinearOf, TorchLinear, linear_in_c
 from baton.engine.executor.models.llama_shaped import is_dense, why_unknown
 from baton.engine.executor.models.rowwise import Rowwise, TorchRowwise
 from baton.engine.executor.models.transformers_model import (
@@ -79,7 +80,7 @@ class TorchBackend:
     """Backend of torch operations, for any torch device; the backend for CPUs.
 
     `uses_c_kernels`: kernels in C, where they are available, read blocks in place for attention
-    and compute row-wise operations. `library`: those of attention.
+    and compute products and row-wise operations. `library`: those of attention.
     """
 
     def __init__(
@@ -91,17 +92,18 @@ class TorchBackend:
 
     def decoder(self, model: PreTrainedModel, hook: AttentionHook) -> DecoderModel:
         if is_dense(model):
-            return FusedModel(model, self._layers, hook.max_len, self._rowwise(model.dtype))
+            rowwise, linear_of = self._operations(model.dtype)
+            return FusedModel(model, self._layers, hook.max_len, rowwise, linear_of)
         return TransformersModel(model, hook)
 
-    def _rowwise(self, dtype: torch.dtype) -> Rowwise:
+    def _operations(self, dtype: torch.dtype) -> tuple[Rowwise, LinearOf]:
         if not self._uses_c_kernels or dtype not in DTYPES:
-            return TorchRowwise()
+            return TorchRowwise(), TorchLinear
         try:
-            return RowwiseKernels(dtype)
+            return RowwiseKernels(dtype), linear_in_c
         except NoLibraryError as error:
-            _report(f"torch computes norms, activations and rotations: {error}")
-            return TorchRowwise()
+            _report(f"torch computes products, norms, activations and rotations: {error}")
+            return TorchRowwise(), TorchLinear
 
     def attention(self, cache: KvCache) -> Attention:
         if not self._uses_c_kernels:

@@ -44,9 +44,10 @@ class Library:
 
 KERNELS = Library(
     "kernels",
-    sources=("paged_attention.c", "rowwise.c"),
+    sources=("linear.c", "paged_attention.c", "rowwise.c"),
     headers=(
         "bfloat16.h",
+        "linear_of_format.h",
         "paged_attention_of_dtype.h",
         "paged_attention_tiles.h",
         "rowwise_of_dtype.h",

@@ -16,7 +16,7 @@ def test_bfloat16_rows_equal_the_exact_product(rows, has_bias):
     exact = torch.nn.functional.linear(
         x.double(), weight.double(), None if bias is None else bias.double()
     )
-    layer = linear.Linear(weight, bias, converts=lambda _weight: True, part=100)
+    layer = linear.TorchLinear(weight, bias, converts=lambda _weight: True, part=100)
     out = layer(x)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out.double(), exact, rtol=2**-7, atol=2**-7)
@@ -33,6 +33,6 @@ def test_bfloat16_rows_equal_those_of_torch(rows):
         torch.randn(n, m, generator=generator).bfloat16()
         for n, m in ((64, 96), (rows, 96), (rows, 64))
     )
-    layer, expected = linear.Linear(weight), torch.nn.functional.linear(x, weight)
+    layer, expected = linear.TorchLinear(weight), torch.nn.functional.linear(x, weight)
     torch.testing.assert_close(layer(x), expected)
     torch.testing.assert_close(layer.plus(x, residual), expected + residual)

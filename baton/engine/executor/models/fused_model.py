@@ -1,14 +1,16 @@
 """Llama-shaped decoders (Llama, Mistral, Qwen 2, Qwen 3) with fused projections.
 
 The same arithmetic as transformers' modules in fewer, larger calls: one projection for Q, K and V,
-one for gate and up, packed weights, residual adds fused into matrix products, and row-wise
-operations in C where they are available. In float32 the rows of the Q and K projections are
-reordered so that rotated pairs are adjacent, for torch's complex multiplication; scores do not
+one for gate and up, packed weights, residual adds fused into matrix products, and products and
+row-wise operations in C where they are available. In float32 the rows of the Q and K projections
+are reordered so that rotated pairs are adjacent, for torch's complex multiplication; scores do not
 change, but keys are cached in that order, so `execution` names it and workers that differ do not
 pair.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +19,10 @@ import torch.nn.functional as F
 from baton.engine.executor.attention.interface import Attention, LayerAttention, StepBatch
 from baton.engine.executor.models.encoder_features import EncoderFeatures
 from baton.engine.executor.models.hf import PreTrainedModel
-from baton.engine.executor.models.linear import Linear, merged
+from baton.engine.executor.models.linear import LinearOf, merged
 from baton.engine.executor.models.mrope import angles_at, dimensions_of_pairs
 from baton.engine.executor.models.rowwise import Rowwise
+from baton_kernels.cpu.linear import PackedLinear
 from baton_kernels.cpu.rowwise import Rotation
 
 
@@ -32,20 +35,19 @@ class FusedModel:
         layers: list[LayerAttention],
         max_len: int,
         rowwise: Rowwise,
+        linear_of: LinearOf,
     ) -> None:
         decoder = model.model
         self._rowwise = rowwise
-        self._embedding = decoder.embed_tokens.weight
         self._final_norm = decoder.norm.weight
-        head = model.lm_head
-        self._lm_head = head if isinstance(head, torch.nn.Identity) else Linear(head.weight)
-        is_adjacent = self._embedding.dtype == torch.float32
+        self._lm_head, self._embed = _head_and_embedding(model, linear_of)
+        is_adjacent = model.dtype == torch.float32
         self.execution = "fused-adjacent" if is_adjacent else "fused-halves"
         self._rotation = _rotation(decoder, max_len, is_adjacent)
         self._dimensions = dimensions_of_pairs(decoder)
         self.has_mrope = self._dimensions is not None
         self._layers = [
-            _FusedLayer(i, layer, attention, is_adjacent, rowwise)
+            _FusedLayer(i, layer, attention, is_adjacent, rowwise, linear_of)
             for i, (layer, attention) in enumerate(zip(decoder.layers, layers, strict=True))
         ]
         self._eps = decoder.norm.variance_epsilon
@@ -65,7 +67,7 @@ class FusedModel:
     ) -> torch.Tensor:
         """Returns logits, as `TransformersModel.forward`."""
         assert self._paged is not None
-        hidden = F.embedding(token_ids, self._embedding)
+        hidden = self._embed(token_ids)
         if features is not None:
             features.place(hidden)
         rotation, positions = self._rotation_at(positions)
@@ -101,6 +103,7 @@ class _FusedLayer:
         attention: LayerAttention,
         is_adjacent: bool,
         rowwise: Rowwise,
+        linear_of: LinearOf,
     ) -> None:
         attn, mlp = layer.self_attn, layer.mlp
         self._index = index
@@ -113,7 +116,7 @@ class _FusedLayer:
         self._post_norm = layer.post_attention_layernorm.weight
         self._eps: float = layer.input_layernorm.variance_epsilon
         order = _adjacent_order(self._head_dim) if is_adjacent else slice(None)
-        self._qkv = Linear(
+        self._qkv = linear_of(
             *merged(
                 [
                     _reorder_heads(attn.q_proj, self._head_dim, order),
@@ -127,9 +130,10 @@ class _FusedLayer:
             for name in ("q_norm", "k_norm")
             if hasattr(attn, name)
         ]
-        self._out = Linear(attn.o_proj.weight, attn.o_proj.bias)
-        self._gate_up = Linear(*merged([(p.weight, p.bias) for p in (mlp.gate_proj, mlp.up_proj)]))
-        self._down = Linear(mlp.down_proj.weight, mlp.down_proj.bias)
+        self._out = linear_of(attn.o_proj.weight, attn.o_proj.bias)
+        gate_up = [(p.weight, p.bias) for p in (mlp.gate_proj, mlp.up_proj)]
+        self._gate_up = linear_of(*merged(gate_up))
+        self._down = linear_of(mlp.down_proj.weight, mlp.down_proj.bias)
 
     def attend(
         self,
@@ -169,6 +173,21 @@ class _FusedLayer:
         rotated = self._rowwise.rotate(rotated, positions, rotation)
         query, key = rotated.split([self._num_heads, self._num_kv_heads], dim=1)
         return query, key, value
+
+
+def _head_and_embedding(
+    model: PreTrainedModel, linear_of: LinearOf
+) -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]:
+    """Returns the head, and what returns the embeddings of tokens: of a weight that both have in
+    common, by rows of the packed one."""
+    weight, head = model.model.embed_tokens.weight, model.lm_head
+    embed = partial(F.embedding, weight=weight)
+    if isinstance(head, torch.nn.Identity):
+        return head, embed
+    linear = linear_of(head.weight, None)
+    if head.weight is weight and isinstance(linear, PackedLinear):
+        return linear, linear.rows_of_weight
+    return linear, embed
 
 
 def _rotation(decoder: Any, max_len: int, is_adjacent: bool) -> Rotation:

@@ -1,18 +1,26 @@
-"""Linear layer in the fastest form for its device and dtype.
+"""Linear layer in the fastest form for its device and dtype: `PackedLinear` in C, or `TorchLinear`.
 
-In float32 on a CPU, and in bfloat16 on one with instructions for it, the weight is packed into
-oneDNN's layout, with which oneDNN uses the widest vector instructions. In float32 that is on many
-CPUs about twice as fast as the BLAS call of `torch.nn.functional.linear`, which remains for other
-devices and if oneDNN is not available; in bfloat16 it helps where rows are few, by the same output.
+In C a float32 weight is kept in bfloat16 if that loses nothing, as it does of a checkpoint in
+bfloat16: half of the memory, and half of what a step of few rows waits for.
 
-In bfloat16 on a CPU without instructions for it, oneDNN converts number by number; several rows are
-multiplied in float32 instead, with a part of the weight converted at a time.
+On GPUs, without a C compiler, and in bfloat16 on CPUs with AMX, whose tiles oneDNN knows to use,
+torch multiplies. There, in float32 on a CPU, and in bfloat16 on one with instructions for it, the
+weight is packed into oneDNN's layout, with which oneDNN uses the widest vector instructions. In
+float32 that is on many CPUs about twice as fast as the BLAS call of `torch.nn.functional.linear`,
+which remains for other devices and if oneDNN is not available; in bfloat16 it helps where rows are
+few, by the same output. In bfloat16 on a CPU without instructions for it, oneDNN converts number by
+number; several rows are multiplied in float32 instead, with a part of the weight converted at a
+time.
 """
 
 from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
+
+from baton_kernels.cpu.linear import PackedLinear
+from baton_kernels.cpu.paged_attention import prompt_arithmetic
 
 # With 8 rows and three sizes of weights float32 took 0.4 to 0.7 of the time, with 64 rows 0.2, and
 # with 4 rows 0.9 to 1.2 of it (AVX2, one thread).
@@ -20,7 +28,43 @@ _MIN_ROWS = 8
 _PART = 2**20  # numbers of a weight that are converted at a time, so that they stay in the cache
 
 
-class Linear:
+class Linear(Protocol):
+    """Linear layer y = x @ weight.T + bias."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns y, `[rows, out_features]`, for `x`, `[rows, in_features]`."""
+        ...
+
+    def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Returns `residual`, `[rows, out_features]`, plus y."""
+        ...
+
+
+# Makes the layer of a weight, `[out_features, in_features]`, and a bias.
+LinearOf: TypeAlias = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+
+
+def linear_in_c(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    """Returns a layer of kernels in C, of torch for a weight that they do not take. Raises
+    `NoLibraryError`."""
+    is_even = weight.shape[1] % 2 == 0  # bfloat16 is packed by pairs
+    if weight.dtype == torch.float32:
+        return PackedLinear(_narrowed(weight) if is_even else weight, bias, torch.float32)
+    if not is_even or prompt_arithmetic(weight.dtype) == "AMX tiles":
+        return TorchLinear(weight, bias)
+    return PackedLinear(weight, bias, weight.dtype)
+
+
+def _narrowed(weight: torch.Tensor) -> torch.Tensor:
+    """Returns a float32 weight in bfloat16 if that loses nothing."""
+    for part in (weight[:1], weight):  # most that would lose, do in their first row
+        narrow = part.bfloat16()
+        if not torch.equal(narrow.float(), part):
+            return weight
+    return narrow
+
+
+class TorchLinear:
     """Linear layer y = x @ weight.T + bias. After packing, the original weight may be freed."""
 
     def __init__(
