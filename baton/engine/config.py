@@ -22,8 +22,9 @@ class EngineConfig:
     device: str = setting("auto", "cpu, cuda, cuda:N, or auto: the first GPU, else the CPU.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto",
-        "dtype of the weights and, unless kv_cache_dtype is set, of the KV cache. auto: float32 on "
-        "a CPU, the checkpoint's own on a GPU.",
+        "dtype of the weights and, unless kv_cache_dtype is set, of the KV cache; equal on all "
+        "workers. auto: the checkpoint's own on a GPU and, if it is bfloat16, on a CPU that "
+        "multiplies it (AVX-512 BF16 or AMX); float32 else.",
     )
     kv_cache_dtype: Literal["auto", "fp8_e4m3"] = setting(
         "auto",

@@ -133,8 +133,13 @@ def _key(compiler: str, flags: tuple[str, ...], sources: dict[str, bytes]) -> st
     return digest.hexdigest()[:24]
 
 
+def instruction_sets() -> frozenset[str]:
+    """Returns the instruction sets of this CPU, as the kernel names them; none if it does not."""
+    return frozenset(_cpu().split())
+
+
 def _cpu() -> str:
-    """Returns the instruction sets of this CPU, as the kernel names them."""
+    """Returns the kernel's line of this CPU's instruction sets, or its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -21,10 +21,12 @@
 
 #if defined(__AVX512F__)
 #define LANES 16
-#define GROUP 12  // rows
+#define GROUP 12     // rows
+#define MAX_DIRECT 8  // rows of a group that are read where they lie
 #else
 #define LANES 8
 #define GROUP 6
+#define MAX_DIRECT 5
 #endif
 
 #define VECTORS 2
@@ -47,7 +49,7 @@ typedef struct {
   const void* bias;       // [out_features]; NULL: none
   const void* residual;   // [num_rows, out_features], to add; NULL: none
   void* out;              // [num_rows, out_features]
-  void* arranged;         // of `padded_rows(num_rows)` rows; NULL for one row
+  void* arranged;         // memory for `baton_linear_arranged_rows` rows
   int64_t num_rows, row_stride, num_units, out_features, num_threads;
 } Call;
 
@@ -75,41 +77,27 @@ INLINE Vector second_of(BitVector units) { return (Vector)(units & 0xffff0000u);
 
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Rows of the group that begins with `row`: as many as there is code for, those after the last one
-// are zero.
-INLINE int group_size(int64_t num_rows, int64_t row) {
-  int64_t left = num_rows - row;
-  if (left == 1) return 1;
-  if (left == 2) return 2;
-  if (left <= 4) return 4;
-#if GROUP > 8
-  if (left <= 8) return 8;
-#endif
-  return GROUP;
+// Rows that are arranged by groups, and zeros that fill the last one: of a few rows more, there are
+// pointers to each.
+int64_t baton_linear_arranged_rows(int64_t num_rows) {
+  int64_t left = num_rows % GROUP;
+  return num_rows - left + (left > MAX_DIRECT ? GROUP : 0);
 }
 
-// Rows of all groups together.
-int64_t baton_linear_padded_rows(int64_t num_rows) {
-  int64_t padded = 0;
-  while (padded < num_rows) padded += group_size(num_rows, padded);
-  return padded;
-}
-
-// Each defines a function `baton_linear_<name>`. ADD_PRODUCTS adds to the sums of a group of rows the
-// products of a unit of each of them, `[num_rows][NUMBERS_PER_UNIT]`, with that of each output of a
-// panel.
+// Each defines a function `baton_linear_<name>`. ADD_PRODUCTS adds to the sums of rows, which are
+// `step` numbers apart, the products of a unit of each of them with that of each output of a panel.
 
 #define NAMED(name) name##_float32
 #define NUMBER float
 #define NUMBERS_PER_UNIT 1
 #define READ(number) (number)
 #define MADE(number) (number)
-#define ADD_PRODUCTS(sums, rows, num_rows, units)                                           \
+#define ADD_PRODUCTS(sums, rows, step, num_rows, units)                                           \
   do {                                                                                      \
     Vector of_panel[VECTORS];                                                               \
     UNROLLED for (int v = 0; v < VECTORS; v++) of_panel[v] = held(load(units + v * LANES)); \
     UNROLLED for (int r = 0; r < num_rows; r++) {                                           \
-      Vector of_row = all(rows[r]);                                                        \
+      Vector of_row = all(rows[r * step]);                                                        \
       UNROLLED for (int v = 0; v < VECTORS; v++) sums[r][v] += of_row * of_panel[v];        \
     }                                                                                       \
   } while (0)
@@ -120,19 +108,19 @@ int64_t baton_linear_padded_rows(int64_t num_rows) {
 #define NUMBERS_PER_UNIT 2
 #define READ(number) (number)
 #define MADE(number) (number)
-#define ADD_PRODUCTS(sums, rows, num_rows, units)                                            \
+#define ADD_PRODUCTS(sums, rows, step, num_rows, units)                                            \
   do {                                                                                       \
     Vector of_panel[VECTORS];                                                                \
     UNROLLED for (int v = 0; v < VECTORS; v++)                                               \
       of_panel[v] = held(first_of(*(const BitVector*)(units + v * LANES)));                  \
     UNROLLED for (int r = 0; r < num_rows; r++) {                                            \
-      Vector of_row = all(rows[2 * r]);                                                       \
+      Vector of_row = all(rows[r * step]);                                                       \
       UNROLLED for (int v = 0; v < VECTORS; v++) sums[r][v] += of_row * of_panel[v];         \
     }                                                                                        \
     UNROLLED for (int v = 0; v < VECTORS; v++)                                               \
       of_panel[v] = held(second_of(*(const BitVector*)(units + v * LANES)));                 \
     UNROLLED for (int r = 0; r < num_rows; r++) {                                            \
-      Vector of_row = all(rows[2 * r + 1]);                                                       \
+      Vector of_row = all(rows[r * step + 1]);                                                       \
       UNROLLED for (int v = 0; v < VECTORS; v++) sums[r][v] += of_row * of_panel[v];         \
     }                                                                                        \
   } while (0)
@@ -144,13 +132,13 @@ int64_t baton_linear_padded_rows(int64_t num_rows) {
 #define NUMBERS_PER_UNIT 2
 #define READ(number) number_of_bfloat16(number)
 #define MADE(number) bfloat16_of(number)
-#define ADD_PRODUCTS(sums, rows, num_rows, units)                                           \
+#define ADD_PRODUCTS(sums, rows, step, num_rows, units)                                           \
   do {                                                                                      \
     Vector of_panel[VECTORS];                                                               \
     UNROLLED for (int v = 0; v < VECTORS; v++) of_panel[v] = held(load(units + v * LANES)); \
     UNROLLED for (int r = 0; r < num_rows; r++) {                                           \
       Unit of_row;                                                                          \
-      memcpy(&of_row, rows + 2 * r, sizeof of_row);                                              \
+      memcpy(&of_row, rows + r * step, sizeof of_row);                                              \
       __m512bh pair = (__m512bh)_mm512_set1_epi32(of_row);                                  \
       UNROLLED for (int v = 0; v < VECTORS; v++) sums[r][v] = (Vector)_mm512_dpbf16_ps(     \
           (__m512)sums[r][v], (__m512bh)of_panel[v], pair);                                 \

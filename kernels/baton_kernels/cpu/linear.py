@@ -54,9 +54,10 @@ class PackedLinear:
         self._dtype, self._computed = dtype, dtype if is_native else torch.float32
         self._function = getattr(library, _FUNCTIONS[self._computed, weight.dtype])
         self._function.restype = None
-        self._padded_rows = library.baton_linear_padded_rows
-        self._padded_rows.argtypes, self._padded_rows.restype = [ctypes.c_int64], ctypes.c_int64
-        self._out_features, self._weight_dtype = len(weight), weight.dtype
+        self._num_arranged = library.baton_linear_arranged_rows
+        self._num_arranged.argtypes, self._num_arranged.restype = [ctypes.c_int64], ctypes.c_int64
+        self._out_features = len(weight)
+        self.weight_dtype: Final = weight.dtype
         self._packed = _packed(weight, library.baton_linear_panel())
         self._bias = None if bias is None else bias.to(self._computed).contiguous()
         self._fixed = bytes(
@@ -82,7 +83,7 @@ class PackedLinear:
         """Returns rows of the weight, `[len(indices), in_features]`, in the dtype of x."""
         panel = self._packed.shape[2]
         units = self._packed[indices // panel, :, indices % panel]
-        return units.view(self._weight_dtype).to(self._dtype)
+        return units.view(self.weight_dtype).to(self._dtype)
 
     def _multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         if x.stride(1) != 1:
@@ -93,9 +94,8 @@ class PackedLinear:
         call.out = out.data_ptr()
         if residual is not None:
             call.residual = residual.data_ptr()
-        if len(x) > 1:
-            arranged = x.new_empty(self._padded_rows(len(x)), x.shape[1])
-            call.arranged = arranged.data_ptr()
+        arranged = x.new_empty(self._num_arranged(len(x)), x.shape[1])
+        call.arranged = arranged.data_ptr()
         call.num_threads = torch.get_num_threads()
         self._function(ctypes.byref(call))
         return out

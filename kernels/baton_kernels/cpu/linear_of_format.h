@@ -4,37 +4,33 @@
 // NUMBERS_PER_UNIT are those that a unit of the weight is multiplied by. NAMED gives functions the
 // name of the format.
 
-// Arranges a part of the rows: in each group, [num_units][group_size][NUMBERS_PER_UNIT].
-static void NAMED(arrange)(const Call* call, int64_t first_unit) {
+// Arranges a part of the units of rows: in each group, [num_units][GROUP][NUMBERS_PER_UNIT].
+static void NAMED(arrange)(const Call* call, int64_t num_arranged, int64_t first_unit) {
   int64_t end = smaller(first_unit + PART, call->num_units);
-  for (int64_t first = 0, size; first < call->num_rows; first += size) {
-    size = group_size(call->num_rows, first);
-    NUMBER* group = (NUMBER*)call->arranged + first * call->num_units * NUMBERS_PER_UNIT;
-    for (int64_t r = 0; r < size; r++) {
-      const NUMBER* row = (const NUMBER*)call->rows + (first + r) * call->row_stride;
-      for (int64_t unit = first_unit; unit < end; unit++)
-        for (int i = 0; i < NUMBERS_PER_UNIT; i++)
-          group[(unit * size + r) * NUMBERS_PER_UNIT + i] =
-              first + r < call->num_rows ? row[unit * NUMBERS_PER_UNIT + i] : 0;
-    }
+  for (int64_t r = 0; r < num_arranged; r++) {
+    const NUMBER* row = (const NUMBER*)call->rows + r * call->row_stride;
+    NUMBER* place = (NUMBER*)call->arranged +
+                    (r / GROUP * GROUP * call->num_units + r % GROUP) * NUMBERS_PER_UNIT;
+    for (int64_t unit = first_unit; unit < end; unit++)
+      for (int i = 0; i < NUMBERS_PER_UNIT; i++)
+        place[unit * GROUP * NUMBERS_PER_UNIT + i] =
+            r < call->num_rows ? row[unit * NUMBERS_PER_UNIT + i] : 0;
   }
 }
 
-// Adds to `block`, [size][PANEL], the products of a part of a group with that of a panel; with
-// `is_first` sets it to them.
-INLINE void NAMED(add_group)(const NUMBER* rows, const int size, const Unit* panel,
-                             int64_t num_units, int is_first, float* block) {
+// Adds to `block`, [num_rows][PANEL], the products of a part of the rows' units with that of a
+// panel; with `is_first` sets it to them. Rows are `step` numbers apart, their units `unit_step`.
+INLINE void NAMED(add_group)(const NUMBER* rows, int64_t step, int64_t unit_step, const int num_rows,
+                             const Unit* panel, int64_t num_units, int is_first, float* block) {
   Vector sums[GROUP][VECTORS];
-  UNROLLED for (int r = 0; r < size; r++)
+  UNROLLED for (int r = 0; r < num_rows; r++)
     UNROLLED for (int v = 0; v < VECTORS; v++) sums[r][v] = (Vector){0};
-  for (int64_t unit = 0; unit < num_units; unit++) {
+  for (int64_t unit = 0; unit < num_units; unit++, rows += unit_step, panel += PANEL) {
     UNROLLED for (int v = 0; v < VECTORS; v++)
       __builtin_prefetch((const char*)(panel + v * LANES) + AHEAD);
-    ADD_PRODUCTS(sums, rows, size, panel);
-    rows += size * NUMBERS_PER_UNIT;
-    panel += PANEL;
+    ADD_PRODUCTS(sums, rows, step, num_rows, panel);
   }
-  UNROLLED for (int r = 0; r < size; r++)
+  UNROLLED for (int r = 0; r < num_rows; r++)
     UNROLLED for (int v = 0; v < VECTORS; v++) {
       Vector* sum = (Vector*)(block + r * PANEL + v * LANES);
       if (!is_first) sums[r][v] += *sum;
@@ -42,19 +38,30 @@ INLINE void NAMED(add_group)(const NUMBER* rows, const int size, const Unit* pan
     }
 }
 
-static void NAMED(add_part)(const NUMBER* rows, int size, const Unit* panel, int64_t first_unit,
-                            int64_t num_units, float* block) {
-  rows += first_unit * size * NUMBERS_PER_UNIT;
-  panel += first_unit * PANEL;
-  num_units = smaller(PART, num_units - first_unit);
+// The same for a group that begins with `row`.
+static void NAMED(add_rows)(const Call* call, int64_t row, const Unit* panel, int64_t first_unit,
+                            float* block) {
+  int64_t num_units = smaller(PART, call->num_units - first_unit), step = call->row_stride;
   int is_first = first_unit == 0;
-  if (size == 1) return NAMED(add_group)(rows, 1, panel, num_units, is_first, block);
-  if (size == 2) return NAMED(add_group)(rows, 2, panel, num_units, is_first, block);
-  if (size == 4) return NAMED(add_group)(rows, 4, panel, num_units, is_first, block);
-#if GROUP > 8
-  if (size == 8) return NAMED(add_group)(rows, 8, panel, num_units, is_first, block);
+  panel += first_unit * PANEL;
+  if (row < baton_linear_arranged_rows(call->num_rows)) {
+    const NUMBER* rows = (const NUMBER*)call->arranged +
+                         (row * call->num_units + first_unit * GROUP) * NUMBERS_PER_UNIT;
+    return NAMED(add_group)(rows, NUMBERS_PER_UNIT, GROUP * NUMBERS_PER_UNIT, GROUP, panel,
+                            num_units, is_first, block);
+  }
+  const NUMBER* rows = (const NUMBER*)call->rows + row * step + first_unit * NUMBERS_PER_UNIT;
+  switch (call->num_rows - row) {
+#define DIRECT(num_rows)                                                                        \
+  case num_rows:                                                                                \
+    return NAMED(add_group)(rows, step, NUMBERS_PER_UNIT, num_rows, panel, num_units, is_first, \
+                            block);
+    DIRECT(1) DIRECT(2) DIRECT(3) DIRECT(4) DIRECT(5)
+#if MAX_DIRECT == 8
+    DIRECT(6) DIRECT(7) DIRECT(8)
 #endif
-  NAMED(add_group)(rows, GROUP, panel, num_units, is_first, block);
+#undef DIRECT
+  }
 }
 
 // Rounds the sums of rows of a panel, then adds bias and residual as operations of their own would.
@@ -74,32 +81,30 @@ static void NAMED(store)(const Call* call, int64_t first_row, int64_t num_rows, 
   }
 }
 
-static void NAMED(multiply)(const Call* call, const NUMBER* rows, int64_t number) {
+static void NAMED(multiply)(const Call* call, int64_t number) {
   const Unit* panel = call->weight + number * call->num_units * PANEL;
   float block[BLOCK_ROWS * PANEL] __attribute__((aligned(64)));
   for (int64_t first = 0; first < call->num_rows; first += BLOCK_ROWS) {
     int64_t num_rows = smaller(BLOCK_ROWS, call->num_rows - first);
     for (int64_t unit = 0; unit < call->num_units; unit += PART)
-      for (int64_t r = 0, size; r < num_rows; r += size) {
-        size = group_size(call->num_rows, first + r);
-        const NUMBER* group = rows + (first + r) * call->num_units * NUMBERS_PER_UNIT;
-        NAMED(add_part)(group, size, panel, unit, call->num_units, block + r * PANEL);
-      }
+      for (int64_t r = 0; r < num_rows; r += GROUP)
+        NAMED(add_rows)(call, first + r, panel, unit, block + r * PANEL);
     NAMED(store)(call, first, num_rows, number * PANEL, block);
   }
 }
 
 void NAMED(baton_linear)(const Call* call) {
   int64_t num_panels = (call->out_features + PANEL - 1) / PANEL;
-  const NUMBER* rows = call->arranged ? call->arranged : call->rows;
+  int64_t num_arranged = baton_linear_arranged_rows(call->num_rows);
 #pragma omp parallel num_threads(call->num_threads)
   {
-    if (call->arranged) {
+    if (num_arranged) {
 #pragma omp for schedule(static)
-      for (int64_t unit = 0; unit < call->num_units; unit += PART) NAMED(arrange)(call, unit);
+      for (int64_t unit = 0; unit < call->num_units; unit += PART)
+        NAMED(arrange)(call, num_arranged, unit);
     }
-#pragma omp for schedule(static)
-    for (int64_t p = 0; p < num_panels; p++) NAMED(multiply)(call, rows, p);
+#pragma omp for schedule(static) nowait
+    for (int64_t p = 0; p < num_panels; p++) NAMED(multiply)(call, p);
   }
 }
 

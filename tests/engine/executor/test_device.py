@@ -101,4 +101,21 @@ def test_kv_pool_names_its_gpu_by_index() -> None:
 def test_checkpoint_dtype_is_kept_on_a_gpu_if_served(dtype: torch.dtype | None) -> None:
     config: Any = SimpleNamespace(dtype=dtype)
     served = dtype if dtype is torch.float16 else torch.float32
-    assert resolve_dtype("auto", config, FIRST) is served
+    assert resolve_dtype("auto", config, FIRST, frozenset()) is served
+
+
+@pytest.mark.parametrize(
+    ("dtype", "instructions", "served"),
+    [
+        (torch.bfloat16, {"avx512f", "avx512_bf16"}, torch.bfloat16),
+        (torch.bfloat16, {"amx_bf16"}, torch.bfloat16),
+        (torch.bfloat16, {"avx512f", "avx512_vnni"}, torch.float32),
+        (torch.float16, {"avx512_bf16"}, torch.float32),
+        (None, {"avx512_bf16"}, torch.float32),
+    ],
+)
+def test_checkpoint_dtype_is_kept_on_a_cpu_that_multiplies_it(dtype, instructions, served) -> None:
+    config: Any = SimpleNamespace(dtype=dtype)
+    cpu = torch.device("cpu")
+    assert resolve_dtype("auto", config, cpu, instructions) is served
+    assert resolve_dtype("float32", config, cpu, instructions) is torch.float32

@@ -5,6 +5,7 @@ It reads only safetensors and runs no code from a checkpoint.
 
 import hashlib
 import json
+from collections.abc import Set
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,10 @@ from baton.models.length import longest
 from baton.models.pooling import Pooling
 from baton.models.quantization import read_quantization
 from baton.models.weights import check_weights
+from baton_kernels.cpu.library import instruction_sets
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_OF_BFLOAT16 = {"avx512_bf16", "amx_bf16"}  # instruction sets that multiply it
 _FP8_CAPABILITY = (8, 9)
 # Weights of the classification head of transformers' decoders.
 _SCORE = "score.weight"
@@ -80,7 +83,7 @@ def load_model(
     unreadable."""
     device = resolve_device(engine.device)
     use_device(device)
-    dtype = resolve_dtype(engine.dtype, config, device)
+    dtype = resolve_dtype(engine.dtype, config, device, instruction_sets())
     resolve_kv_dtype(engine.kv_cache_dtype, dtype, capability(device))  # before much is read
     auto_class: Any = AutoModelForCausalLM
     of_parts, wanted = {"text_config": attention}, config
@@ -161,13 +164,18 @@ def _check_head(pooling: Pooling, unexpected: set[str]) -> None:
         )
 
 
-def resolve_dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
-    """Returns the dtype of the weights; "auto" is that of the checkpoint on a GPU, unless it is one
-    that Baton does not serve."""
+def resolve_dtype(
+    name: str, config: PretrainedConfig, device: torch.device, instructions: Set[str]
+) -> torch.dtype:
+    """Returns the dtype of the weights. "auto" is that of the checkpoint if the device multiplies
+    it, which a CPU does by its `instructions`, and float32 else."""
     if name != "auto":
         return getattr(torch, name)  # type: ignore[no-any-return]
     own = getattr(config, "dtype", None)
-    return own if device.type == "cuda" and own in _DTYPES else torch.float32
+    if device.type == "cuda":
+        return own if own in _DTYPES else torch.float32
+    is_native = own == torch.bfloat16 and not _OF_BFLOAT16.isdisjoint(instructions)
+    return torch.bfloat16 if is_native else torch.float32
 
 
 def capability(device: torch.device) -> tuple[int, int] | None:
