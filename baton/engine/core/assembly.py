@@ -16,11 +16,13 @@ from baton.engine.executor.cache.kv_pool import KvCache, KvPool
 from baton.engine.executor.cache.kv_scales import FP8, describe, read_scales
 from baton.engine.executor.memory.cache_allocation import allocate, memory_of
 from baton.engine.executor.memory.cache_plan import CachePlan, EncoderPlan
+from baton.engine.executor.memory.machine_memory import return_freed_memory
 from baton.engine.executor.models import loader
 from baton.engine.executor.models.hf import PreTrainedModel, reporting_progress
 from baton.engine.executor.models.transformers_model import (
     AttentionHook,
     ProbedLayer,
+    TransformersModel,
     check_state,
     probe,
 )
@@ -164,6 +166,9 @@ def assemble(
             loader.check_finite(hf_model)
             raise
         check_state(hf_model)
+    if not isinstance(model, TransformersModel):
+        hf_model.to("meta")  # the decoder has weights of its own
+    return_freed_memory()  # before the KV cache takes its part of what is available
     on_progress("allocating the KV cache", 0.9)
     cache = allocate(config, plan, model, backend, device, max_len)
     attention = backend.attention(cache)

@@ -33,6 +33,7 @@
 #define PANEL (VECTORS * LANES)
 #define PART 128                // units
 #define BLOCK_ROWS (16 * GROUP)  // whose sums stay in the first-level cache
+#define MANY 65536              // units of rows, for more than one thread to arrange them
 #define AHEAD 2048              // bytes of a panel that are fetched before they are read
 
 #define INLINE static inline __attribute__((always_inline))

@@ -96,16 +96,11 @@ static void NAMED(multiply)(const Call* call, int64_t number) {
 void NAMED(baton_linear)(const Call* call) {
   int64_t num_panels = (call->out_features + PANEL - 1) / PANEL;
   int64_t num_arranged = baton_linear_arranged_rows(call->num_rows);
-#pragma omp parallel num_threads(call->num_threads)
-  {
-    if (num_arranged) {
-#pragma omp for schedule(static)
-      for (int64_t unit = 0; unit < call->num_units; unit += PART)
-        NAMED(arrange)(call, num_arranged, unit);
-    }
-#pragma omp for schedule(static) nowait
-    for (int64_t p = 0; p < num_panels; p++) NAMED(multiply)(call, p);
-  }
+#pragma omp parallel for num_threads(call->num_threads) if (num_arranged * call->num_units > MANY)
+  for (int64_t unit = 0; unit < call->num_units; unit += PART)
+    NAMED(arrange)(call, num_arranged, unit);
+#pragma omp parallel for num_threads(call->num_threads) schedule(static)
+  for (int64_t p = 0; p < num_panels; p++) NAMED(multiply)(call, p);
 }
 
 #undef NAMED

@@ -1,4 +1,4 @@
-"""Linear layers in bfloat16 on a CPU: the same result whichever way they are computed."""
+"""Linear layers on a CPU: the same result whichever way they are computed."""
 
 import pytest
 import torch
@@ -36,3 +36,23 @@ def test_bfloat16_rows_equal_those_of_torch(rows):
     layer, expected = linear.TorchLinear(weight), torch.nn.functional.linear(x, weight)
     torch.testing.assert_close(layer(x), expected)
     torch.testing.assert_close(layer.plus(x, residual), expected + residual)
+
+
+@pytest.mark.system  # a C compiler
+def test_float32_weights_are_kept_in_bfloat16_if_equal():
+    """All of the weight: its first row alone does not tell."""
+    weight = torch.randn(70, 32).bfloat16().float()
+    x = torch.randn(5, 32)
+    kept = linear.linear_in_c(weight, None)
+    assert kept.weight_dtype == torch.bfloat16
+    torch.testing.assert_close(kept(x), torch.nn.functional.linear(x, weight))
+    weight[69, 31] = 1 + 2**-20
+    assert linear.linear_in_c(weight, None).weight_dtype == torch.float32
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_of_an_odd_number_of_inputs_are_multiplied(dtype):
+    weight, x = (torch.randn(n, 33).to(dtype) for n in (20, 4))
+    found = linear.linear_in_c(weight, None)(x)
+    torch.testing.assert_close(found, torch.nn.functional.linear(x, weight))

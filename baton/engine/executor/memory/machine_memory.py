@@ -1,5 +1,6 @@
 """Memory of this machine, and of the cgroup that this process is in. Knows no torch."""
 
+import ctypes
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,6 +41,13 @@ def available_memory(machine: Path = _MACHINE, cgroup: Sequence[str | Path] = ()
         return min(most, available)
     cached = _numbers(folder / "memory.stat").get("inactive_file", 0)
     return max(0, min(most - taken + cached, available))
+
+
+def return_freed_memory() -> None:
+    """Returns to the system what the heap has free, with a C library that can (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _limit(files: Sequence[str | Path] = ()) -> tuple[int, Path, str] | None:

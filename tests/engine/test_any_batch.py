@@ -1,0 +1,40 @@
+"""On a CPU with kernels in C, a prompt's logits are bitwise the same alone and beside others."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from baton.sampling import SamplingParams
+from tests.support.engine.checkpoints import small_config
+from tests.support.engine.engines import load
+from tests.support.engine.prompts import random_prompt
+
+pytestmark = pytest.mark.system  # a C compiler
+
+SCORED = SamplingParams(max_tokens=2, ignore_eos=True, logprobs=True, top_logprobs=5)
+# One step holds all of them: chunks of a prompt are attended in other orders.
+LENGTHS = (1, 5, 31, 70)
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Wide enough that libraries choose their order of sums by the number of rows."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 768, "intermediate_size": 1024, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 4}
+    folder: Path = tmp_path_factory.mktemp("wide")
+    config = small_config("LlamaConfig", **sizes, **heads, tie_word_embeddings=True)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_are_bitwise_equal_alone_and_together(wide_model: str, dtype: str) -> None:
+    engine = load(wide_model, dtype=dtype, prefix_caching=False, num_threads=2)
+    prompts = [random_prompt(length) for length in LENGTHS]
+    together = engine.generate(prompts, SCORED)
+    for prompt, beside_others in zip(prompts, together, strict=True):
+        (alone,) = engine.generate([prompt], SCORED)
+        assert alone.completions == beside_others.completions
