@@ -71,13 +71,15 @@ class PackedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Returns y, `[rows, out_features]`, for `x`, `[rows, in_features]`."""
+        if self._computed is self._dtype:
+            return self._multiply(x, None)
         return self._multiply(x.to(self._computed), None).to(self._dtype)
 
     def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Returns `residual`, `[rows, out_features]`, plus y, which is rounded before."""
-        if self._computed != self._dtype:
-            return self(x).add_(residual)
-        return self._multiply(x, residual.contiguous())
+        if self._computed is self._dtype:
+            return self._multiply(x, residual.contiguous())
+        return self(x).add_(residual)
 
     def rows_of_weight(self, indices: torch.Tensor) -> torch.Tensor:
         """Returns rows of the weight, `[len(indices), in_features]`, in the dtype of x."""
@@ -88,14 +90,16 @@ class PackedLinear:
     def _multiply(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         if x.stride(1) != 1:
             x = x.contiguous()
-        out = x.new_empty(len(x), self._out_features)
+        num_rows, num_features = x.shape
+        out = x.new_empty(num_rows, self._out_features)
         call = _Call.from_buffer_copy(self._fixed)
-        call.rows, call.num_rows, call.row_stride = x.data_ptr(), len(x), x.stride(0)
+        call.rows, call.num_rows, call.row_stride = x.data_ptr(), num_rows, x.stride(0)
         call.out = out.data_ptr()
         if residual is not None:
             call.residual = residual.data_ptr()
-        arranged = x.new_empty(self._num_arranged(len(x)), x.shape[1])
-        call.arranged = arranged.data_ptr()
+        if num_arranged := self._num_arranged(num_rows):
+            arranged = x.new_empty(num_arranged, num_features)
+            call.arranged = arranged.data_ptr()
         call.num_threads = torch.get_num_threads()
         self._function(ctypes.byref(call))
         return out
