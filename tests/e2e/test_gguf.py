@@ -44,7 +44,8 @@ def test_cluster_of_gguf_answers_chat_as_transformers(
     model = AutoModelForCausalLM.from_pretrained(locate("tiny"), dtype=torch.float32)
     write_gguf(file, model, byte_level(), lambda _name: "Q8_0")
     question = {"messages": MESSAGES, "temperature": 0, "max_tokens": NUM_TOKENS}
-    with LocalCluster(str(file), http_port=0, router_flags=HANDOFFS) as cluster:
+    flags = {"dtype": "float32"}
+    with LocalCluster(str(file), http_port=0, worker_flags=flags, router_flags=HANDOFFS) as cluster:
         models = httpx.get(f"{cluster.http_address}/v1/models").json()["data"]
         assert [model["id"] for model in models] == ["Tiny-Q8_0"]
         answer = httpx.post(

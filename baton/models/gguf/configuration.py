@@ -81,8 +81,8 @@ def generation(header: GgufHeader) -> dict[str, Any]:
 
 
 def _dtype(header: GgufHeader) -> str:
-    """Returns the dtype in which a GPU computes by default: that of the matrices, if they are not
-    quantized."""
+    """Returns the dtype in which devices that multiply it compute by default: that of the matrices,
+    if they are not quantized."""
     kinds = {tensor.stored_as.name for tensor in header.tensors.values()} - {"F32"}
     return "float32" if not kinds else "float16" if kinds == {"F16"} else "bfloat16"
 
