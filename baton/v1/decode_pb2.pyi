@@ -111,8 +111,8 @@ class DecodeGenerateRequest(_message.Message):
 
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
-        """Sampling parameters. `max_tokens` counts from the end of the prompt. `prompt_logprobs` is
-        unset: the prefill worker reports them.
+        """Sampling parameters. `max_tokens` counts from the end of the prompt. `prompt_logprobs` is unset
+        with a handle: the prefill worker reports them.
         """
 
     @_builtins.property
@@ -305,6 +305,7 @@ class DecodeGenerateResponse(_message.Message):
     SUSPENDED_FIELD_NUMBER: _builtins.int
     RELEASED_FIELD_NUMBER: _builtins.int
     PREEMPTED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def admitted(self) -> Global___DecodeAdmitted:
         """Admission: the worker has room for the request. Always first."""
@@ -341,6 +342,12 @@ class DecodeGenerateResponse(_message.Message):
     def preempted(self) -> Global___DecodePreempted:
         """Preemption of the only sequence. Ends the stream."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _inference_pb2.PromptLogprobs:
+        """Log-probabilities of some prompt tokens, as `PrefillResponse.prompt_logprobs`: all of them
+        before the first `tokens`. Without a handle only.
+        """
+
     def __init__(
         self,
         *,
@@ -353,12 +360,13 @@ class DecodeGenerateResponse(_message.Message):
         suspended: Global___DecodeSuspended | None = ...,
         released: _prefill_pb2.LeaseReleased | None = ...,
         preempted: Global___DecodePreempted | None = ...,
+        prompt_logprobs: _inference_pb2.PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "draining", b"draining", "event", b"event", "finished", b"finished", "kv_ready", b"kv_ready", "preempted", b"preempted", "prefill_started", b"prefill_started", "released", b"released", "suspended", b"suspended", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "draining", b"draining", "event", b"event", "finished", b"finished", "kv_ready", b"kv_ready", "preempted", b"preempted", "prefill_started", b"prefill_started", "prompt_logprobs", b"prompt_logprobs", "released", b"released", "suspended", b"suspended", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "draining", b"draining", "event", b"event", "finished", b"finished", "kv_ready", b"kv_ready", "preempted", b"preempted", "prefill_started", b"prefill_started", "released", b"released", "suspended", b"suspended", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "draining", b"draining", "event", b"event", "finished", b"finished", "kv_ready", b"kv_ready", "preempted", b"preempted", "prefill_started", b"prefill_started", "prompt_logprobs", b"prompt_logprobs", "released", b"released", "suspended", b"suspended", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["admitted", "kv_ready", "tokens", "finished", "prefill_started", "draining", "suspended", "released", "preempted"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["admitted", "kv_ready", "tokens", "finished", "prefill_started", "draining", "suspended", "released", "preempted", "prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

@@ -59,8 +59,8 @@ class DecodeServicer:
     def Generate(self, request, context):
         """Generates tokens after a prompt until all of its sequences have ended.
 
-        The stream: one `admitted`; one `kv_ready` with a handle, one `prefill_started` without one;
-        any number of `tokens`; one `finished` for each of the `sampling.n` sequences, after its last
+        The stream: one `admitted`; one `kv_ready` with a handle, one `prefill_started` and the
+        `prompt_logprobs` if requested without one; any number of `tokens`; one `finished` for each of the `sampling.n` sequences, after its last
         token; then status OK. Errors in place of `admitted`, before any compute: RESOURCE_EXHAUSTED if
         the worker has no room, INVALID_ARGUMENT if it cannot compile the request's grammar. Cancelling
         the call at any moment frees all that it holds.

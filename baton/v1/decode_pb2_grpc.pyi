@@ -36,8 +36,8 @@ class DecodeStub:
     Generate: _grpc.UnaryStreamMultiCallable[_decode_pb2.DecodeGenerateRequest, _decode_pb2.DecodeGenerateResponse]
     """Generates tokens after a prompt until all of its sequences have ended.
 
-    The stream: one `admitted`; one `kv_ready` with a handle, one `prefill_started` without one;
-    any number of `tokens`; one `finished` for each of the `sampling.n` sequences, after its last
+    The stream: one `admitted`; one `kv_ready` with a handle, one `prefill_started` and the
+    `prompt_logprobs` if requested without one; any number of `tokens`; one `finished` for each of the `sampling.n` sequences, after its last
     token; then status OK. Errors in place of `admitted`, before any compute: RESOURCE_EXHAUSTED if
     the worker has no room, INVALID_ARGUMENT if it cannot compile the request's grammar. Cancelling
     the call at any moment frees all that it holds.
@@ -79,8 +79,8 @@ class DecodeAsyncStub(DecodeStub):
     Generate: _aio.UnaryStreamMultiCallable[_decode_pb2.DecodeGenerateRequest, _decode_pb2.DecodeGenerateResponse]  # type: ignore[assignment]
     """Generates tokens after a prompt until all of its sequences have ended.
 
-    The stream: one `admitted`; one `kv_ready` with a handle, one `prefill_started` without one;
-    any number of `tokens`; one `finished` for each of the `sampling.n` sequences, after its last
+    The stream: one `admitted`; one `kv_ready` with a handle, one `prefill_started` and the
+    `prompt_logprobs` if requested without one; any number of `tokens`; one `finished` for each of the `sampling.n` sequences, after its last
     token; then status OK. Errors in place of `admitted`, before any compute: RESOURCE_EXHAUSTED if
     the worker has no room, INVALID_ARGUMENT if it cannot compile the request's grammar. Cancelling
     the call at any moment frees all that it holds.
@@ -125,8 +125,8 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_decode_pb2.DecodeGenerateResponse], _abc.AsyncIterator[_decode_pb2.DecodeGenerateResponse]]:
         """Generates tokens after a prompt until all of its sequences have ended.
 
-        The stream: one `admitted`; one `kv_ready` with a handle, one `prefill_started` without one;
-        any number of `tokens`; one `finished` for each of the `sampling.n` sequences, after its last
+        The stream: one `admitted`; one `kv_ready` with a handle, one `prefill_started` and the
+        `prompt_logprobs` if requested without one; any number of `tokens`; one `finished` for each of the `sampling.n` sequences, after its last
         token; then status OK. Errors in place of `admitted`, before any compute: RESOURCE_EXHAUSTED if
         the worker has no room, INVALID_ARGUMENT if it cannot compile the request's grammar. Cancelling
         the call at any moment frees all that it holds.

@@ -68,7 +68,8 @@ class PrefillServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pool(self, request, context):
-        """Computes one prompt and returns its pooled output; hands nothing over.
+        """Computes one prompt and returns its pooled output; hands nothing over. Served by decode workers,
+        too, which the router calls where it knows no prefill worker.
 
         The stream: one `admitted`, one `started`, one `result`; then status OK. Errors in place of
         `admitted`, before any compute: UNAVAILABLE if the worker takes no new work, INVALID_ARGUMENT as

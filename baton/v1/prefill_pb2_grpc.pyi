@@ -46,7 +46,8 @@ class PrefillStub:
     any moment frees the blocks. The lease id must be new (ALREADY_EXISTS otherwise).
     """
     Pool: _grpc.UnaryStreamMultiCallable[_prefill_pb2.PoolRequest, _prefill_pb2.PoolResponse]
-    """Computes one prompt and returns its pooled output; hands nothing over.
+    """Computes one prompt and returns its pooled output; hands nothing over. Served by decode workers,
+    too, which the router calls where it knows no prefill worker.
 
     The stream: one `admitted`, one `started`, one `result`; then status OK. Errors in place of
     `admitted`, before any compute: UNAVAILABLE if the worker takes no new work, INVALID_ARGUMENT as
@@ -72,7 +73,8 @@ class PrefillAsyncStub(PrefillStub):
     any moment frees the blocks. The lease id must be new (ALREADY_EXISTS otherwise).
     """
     Pool: _aio.UnaryStreamMultiCallable[_prefill_pb2.PoolRequest, _prefill_pb2.PoolResponse]  # type: ignore[assignment]
-    """Computes one prompt and returns its pooled output; hands nothing over.
+    """Computes one prompt and returns its pooled output; hands nothing over. Served by decode workers,
+    too, which the router calls where it knows no prefill worker.
 
     The stream: one `admitted`, one `started`, one `result`; then status OK. Errors in place of
     `admitted`, before any compute: UNAVAILABLE if the worker takes no new work, INVALID_ARGUMENT as
@@ -107,7 +109,8 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
         request: _prefill_pb2.PoolRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_prefill_pb2.PoolResponse], _abc.AsyncIterator[_prefill_pb2.PoolResponse]]:
-        """Computes one prompt and returns its pooled output; hands nothing over.
+        """Computes one prompt and returns its pooled output; hands nothing over. Served by decode workers,
+        too, which the router calls where it knows no prefill worker.
 
         The stream: one `admitted`, one `started`, one `result`; then status OK. Errors in place of
         `admitted`, before any compute: UNAVAILABLE if the worker takes no new work, INVALID_ARGUMENT as

@@ -2,12 +2,13 @@
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from baton.cluster.prefix import HASH_BYTES, BlockHash
 from baton.engine.executor.cache.kv_layout import KvLayout, LayerLayout
 from baton.engine.metering.step_times import StepTimes
 from baton.engine.metering.work_meter import WorkDone
+from baton.engine.outputs import SequenceUpdate
 from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose, ReturnCost
 from baton.engine.scheduler.plan import TokenLogprobs
 from baton.engine.scheduler.scheduling.encode_jobs import EncodeJob
@@ -15,6 +16,7 @@ from baton.engine.scheduler.scheduling.policy import DEFAULT_DEADLINE_SECONDS
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.rpc.encoder_inputs import encoder_input_of
 from baton.rpc.params import params_of
+from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, encode_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
 
@@ -135,6 +137,24 @@ def top_logprobs_to_messages(
     if not num_top:
         return []
     return [pb.TopLogprobs() if p is None else top_logprobs_to_message(p) for p in logprobs]
+
+
+class PromptScores:
+    """Prompt scores of one request, as messages in order and without gaps."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._num_top = params.prompt_logprobs or 0
+        self._num_scored = 1  # the first token of a prompt has no log-probability
+
+    def messages(self, updates: Iterable[SequenceUpdate]) -> Iterator[pb.PromptLogprobs]:
+        """Yields the log-probabilities of prompt tokens in the engine's next updates, if any."""
+        for scored in (update.prompt_logprobs for update in updates if update.prompt_logprobs):
+            yield pb.PromptLogprobs(
+                position=self._num_scored,
+                logprobs=[each.logprob for each in scored],
+                top_logprobs=top_logprobs_to_messages(scored, self._num_top),
+            )
+            self._num_scored += len(scored)
 
 
 def prefill_started(

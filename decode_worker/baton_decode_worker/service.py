@@ -16,7 +16,7 @@ from baton.serving.logs import name_request
 from baton.serving.telemetry.families import gauge
 from baton.v1 import decode_pb2 as pb
 from baton.v1 import decode_pb2_grpc as pb_grpc
-from baton.worker.engine_messages import engine_request, finish_reason_of
+from baton.worker.engine_messages import PromptScores, engine_request, finish_reason_of
 from baton.worker.request_spans import request_spans
 from baton.worker.worker import Worker
 from baton_decode_worker import decode_messages
@@ -126,9 +126,10 @@ class DecodeService(pb_grpc.DecodeServicer):
         self, stream: SequenceStream, wanted: EngineRequest
     ) -> AsyncIterator[pb.DecodeGenerateResponse]:
         """Yields tokens and finish reasons of all sequences: streamed, or ranked after all have
-        ended. Before them, if the prompt is computed here, `prefill_started`; in place of a finish
-        reason, that the only sequence migrated or was preempted."""
+        ended. Before them, if the prompt is computed here, `prefill_started` and its scores; in
+        place of a finish reason, that the only sequence migrated or was preempted."""
         params, gathered = wanted.params, []
+        scores = PromptScores(params)
         is_begun = wanted.kv_source is KvSource.EXTERNAL
         with self._migrations.open(wanted, stream) as migration:
             async for batch in stream.updates(None if params.is_ranked else Coalescer().acquire):
@@ -138,6 +139,8 @@ class DecodeService(pb_grpc.DecodeServicer):
                     cached, arrived = batch[0].num_cached_tokens, wanted.arrival_time
                     yield decode_messages.prefill_is_here(cached, arrived, step, done)
                     is_begun = True
+                for scored in scores.messages(batch):
+                    yield pb.DecodeGenerateResponse(prompt_logprobs=scored)
                 if params.is_ranked:
                     gathered += batch
                     continue

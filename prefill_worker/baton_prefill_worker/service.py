@@ -11,20 +11,18 @@ from baton.engine.metering.work_meter import WorkDone
 from baton.engine.outputs import SequenceUpdate
 from baton.engine.pooling import pooled_output, pooled_request
 from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose
-from baton.engine.scheduler.plan import TokenLogprobs
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.models.pooling import why_not
 from baton.rpc.attempt_id import request_id_of
 from baton.serving.logs import name_request
-from baton.v1 import inference_pb2
 from baton.v1 import prefill_pb2 as pb
 from baton.v1 import prefill_pb2_grpc as pb_grpc
 from baton.worker.engine_messages import (
+    PromptScores,
     engine_request,
     finish_reason_to_message,
     first_token_due,
     prefill_started,
-    top_logprobs_to_messages,
     work_done_to_message,
 )
 from baton.worker.request_spans import request_spans
@@ -88,17 +86,15 @@ class PrefillService(pb_grpc.PrefillServicer):
             if source is not None:
                 await fetch_prefix(stream, self._exchange.fetcher, source, self.prefix_timeout)
             last: SequenceUpdate | None = None
-            num_scored = 1  # The first token of a prompt has no log-probability.
+            scores = PromptScores(wanted.params)
             async for updates in stream.updates():
                 if last is None:
                     assert stream.first_step is not None, "an update of no step"
                     yield _started(updates[0], wanted, stream.first_step)
                 last = updates[-1]
                 lease.advance(last.block_ids, last.num_computed_tokens // blocks.block_size)
-                for update in updates:
-                    if update.prompt_logprobs:
-                        yield _prompt_logprobs(num_scored, update.prompt_logprobs, wanted)
-                        num_scored += len(update.prompt_logprobs)
+                for scored in scores.messages(updates):
+                    yield pb.PrefillResponse(prompt_logprobs=scored)
             assert last is not None
             token = _first_token(last)
             # A sequence that finishes with its first token needs no handoff; its lease ends with
@@ -114,7 +110,8 @@ class PrefillService(pb_grpc.PrefillServicer):
 
     async def Pool(self, request: pb.PoolRequest, context: Any) -> AsyncIterator[pb.PoolResponse]:
         name_request(request_id_of(request.request_id))
-        engine = self._model.engine_for("prefill")
+        is_decode = self._membership.role == "decode"  # of a cluster without prefill workers
+        engine = self._model.engine_for("decode" if is_decode else "prefill")
         pooling = engine.facts.info.pooling
         if pooling is None:
             raise FailedPreconditionError(why_not(self._model.name, None, "embedding"))
@@ -158,18 +155,6 @@ def _check_single(wanted: EngineRequest) -> None:
 def _started(update: SequenceUpdate, wanted: EngineRequest, step: StepTimes) -> pb.PrefillResponse:
     started = prefill_started(update.num_cached_tokens, wanted.arrival_time, step)
     return pb.PrefillResponse(started=started)
-
-
-def _prompt_logprobs(
-    position: int, logprobs: tuple[TokenLogprobs, ...], wanted: EngineRequest
-) -> pb.PrefillResponse:
-    """Returns the log-probabilities of adjacent prompt tokens, the first at `position`."""
-    message = inference_pb2.PromptLogprobs(
-        position=position,
-        logprobs=[p.logprob for p in logprobs],
-        top_logprobs=top_logprobs_to_messages(logprobs, wanted.params.prompt_logprobs or 0),
-    )
-    return pb.PrefillResponse(prompt_logprobs=message)
 
 
 def _first_token(update: SequenceUpdate) -> FirstToken:

@@ -12,6 +12,5 @@ What workers say crosses the router as plain data (`worker_events.py`; tokens in
 
 However a request ends, all calls are cancelled, and a cancelled call gives back blocks, lease and
 promise. One `RequestOutcome` is made, for limits, admission, metrics, trace and recorder. A
-pooled request ends with one call of a prefill worker (`pooled_lifecycle.py`): no lease, no decode
-worker.
+pooled request ends with one call of one worker (`pooled_lifecycle.py`): no lease, no handoff.
 """

@@ -1,5 +1,5 @@
-"""Lifecycle of a request for a pooled output: one call to a prefill worker, made again elsewhere if
-that worker is lost."""
+"""Lifecycle of a request for a pooled output: one call to a prefill worker, or to a decode worker
+where there is none, made again elsewhere if that worker is lost."""
 
 import time
 from collections.abc import Sequence
@@ -78,7 +78,7 @@ class PooledLifecycle:
     def _place(self) -> Member:
         """Chooses the worker of the next attempt. Raises `AttemptFailure` if none can take it."""
         self.placement = self._retries.place(work_of(self.request))
-        return self._fleet.member(self.placement.prefill)
+        return self._fleet.member(self.placement.chosen[0].candidate.worker)
 
     async def _attempt(self, member: Member) -> Sequence[float]:
         """Calls a worker for the result. Raises `AttemptFailure`."""
@@ -130,8 +130,9 @@ class PooledLifecycle:
 
     async def _recover(self, failure: AttemptFailure) -> None:
         """Waits until the next attempt is due. Raises the error that ends the request."""
+        if self.placement is not None:
+            failure = failure.of_pair(self.placement.prefill, self.placement.decode)
         self.placement = None
-        failure = failure.of_pair(failure.worker, "")
         is_lost = failure.kind is FailureKind.LOST and self._recovery.is_accepted
         request_trace.failed(failure, handed_over_at=None, is_prefilling=True)
         await self._retries.wait(failure, 0, 0 if is_lost else None)

@@ -126,7 +126,8 @@ def decode_request(
         first_token_due=_until(first_token_due),
         encoder_sources=encoder_sources,
     )
-    message.sampling.ClearField("prompt_logprobs")
+    if kv_handle is not None:
+        message.sampling.ClearField("prompt_logprobs")  # the source reports them
     return message
 
 

@@ -68,8 +68,11 @@ async def test_embedding_needs_no_decode_worker():
     assert request.HasField("first_token_due")
 
 
-async def test_embedding_is_computed_elsewhere_when_a_worker_is_lost():
-    lost, other = worker(ADMITTED, Vanish(0.01)), worker(*ANSWER, name="p1")
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_embedding_is_computed_elsewhere_when_a_worker_is_lost(role):
+    """On decode workers where there is no prefill worker."""
+    lost = Worker("w0", role, [ADMITTED, Vanish(0.01)])
+    other = Worker("w1", role, list(ANSWER))
     async with front(lost, other) as client:
         response = await embed(client)
     assert response.status_code == 200

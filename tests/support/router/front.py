@@ -41,6 +41,7 @@ from baton_router.routing.admission.policy import admission_named
 from baton_router.routing.admission.quotas import Quota, Quotas
 from baton_router.routing.admission.rate_limit import RateLimits
 from baton_router.routing.admission.readiness import Readiness, RouterReadiness
+from baton_router.routing.placement.decision import DEFAULT_RULES
 from baton_router.routing.placement.placer import Placer
 from baton_router.served.aliases import Weights
 from baton_router.served.served_models import Models, ServedModel
@@ -189,7 +190,8 @@ def served_model(
     known = _FrontFleet(fleet, model.max_model_len)
     intake = Intake(model, LIMITS, images=PromptImages(model, images))
     is_pooled = model.pooling is not None
-    placer = Placer(known, HANDOFFS, prefill_alone=is_pooled)  # type: ignore[arg-type]
+    rules = DEFAULT_RULES if is_pooled else HANDOFFS
+    placer = Placer(known, rules, prefill_alone=is_pooled)  # type: ignore[arg-type]
     forecasts = Forecasts[Request](
         lambda request, earlier: placer.explain(work_of(request), earlier),
         lambda request: request.demand,

@@ -74,6 +74,7 @@ class Answer:
         self._takes_first_token = params.num_sequences == 1
         self._awaits_prompt = params.prompt_logprobs is not None
         self._num_scored = 1  # The first token of a prompt has no log-probability.
+        self._is_alone = False  # the decode worker computes the prompt in this attempt
         self._held_back: list[Received] = []
         self._handed_over_at = math.inf
         self._take_received(request.received)
@@ -144,7 +145,7 @@ class Answer:
 
     def restart(self) -> None:
         """Resets the state of the failed attempt; other workers resume after the shown tokens."""
-        self.is_prefilling = self.is_handed_over = False
+        self.is_prefilling = self.is_handed_over = self._is_alone = False
         self._handed_over_at = math.inf
         self._held_back.clear()
         self._surplus.clear()
@@ -185,7 +186,9 @@ class Answer:
                 blocks = event.num_blocks, event.num_bytes, event.num_reused_blocks
                 self._account.handed_over(event.exposed_seconds, *blocks)
             case StartedAlone():
+                self._is_alone = True
                 self._hand_over()
+                self._end_scores_alone()
                 self._on_started(event.started)
             case SequenceEnded():
                 if not self._awaits_prompt:
@@ -225,7 +228,14 @@ class Answer:
     def _on_scores(self, scores: PromptScores) -> list[ClientEvent]:
         new = scores.after(self._num_scored)
         self._num_scored = max(self._num_scored, scores.position + len(scores.logprobs))
+        self._end_scores_alone()
         return [] if new is None else [new]
+
+    def _end_scores_alone(self) -> None:
+        """Awaits the prompt no longer once it is scored by a decode worker alone, which sends its
+        tokens after the scores and no result."""
+        if self._is_alone and self._num_scored >= len(self._request.token_ids):
+            self._awaits_prompt = False
 
     def _on_result(self, result: PrefillResult) -> list[ClientEvent]:
         self._awaits_prompt = False

@@ -25,7 +25,7 @@ from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.fleet.cost_rates import PRIOR, Rates
 from baton_router.routing.placement.cost_model import ENCODE, FETCH
 from baton_router.routing.placement.decision import Decision
-from baton_router.routing.placement.fit import TOO_SMALL, ready_are_too_small
+from baton_router.routing.placement.fit import TOO_SMALL
 from baton_router.routing.placement.placement import Placement
 
 # Queue of a prefill worker, in seconds, that keeps it busy. Beyond it requests wait in the router's
@@ -87,11 +87,10 @@ class Forecasts(Generic[T]):
         demand = self._demand(request)
         decision = self._decide(request, earlier)
         ready = [c for c in decision.inputs.candidates if not c.excluded]
-        prefills = [c for c in ready if c.role == "prefill"]
         decodes = [c for c in ready if c.role == "decode"]
+        # Without prefill workers decode workers compute the prompt themselves.
+        prefills = [c for c in ready if c.role == "prefill"] or decodes
         needs_decode = not decision.inputs.prefill_alone
-        if ready_are_too_small(decision.inputs.candidates, "prefill"):
-            prefills = decodes  # which compute the prompt themselves
         if not prefills or (needs_decode and not decodes) or decision.placement is None:
             return Forecast(True, 0.0, decision=decision)
         queue = min(one.queue_seconds() for one in prefills)

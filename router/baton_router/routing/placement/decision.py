@@ -24,6 +24,7 @@ from baton_router.routing.placement.fit import (
 from baton_router.routing.placement.placement import (
     Placement,
     encoder_choices,
+    has_only_decode,
     has_version_gap,
     place,
     place_again,
@@ -46,7 +47,8 @@ class PlacementInputs:
         num_tokens: tokens of the prompt and of the output so far.
         candidates: the workers; those that are too small for the request are excluded here.
         broken: pairs of workers that have recently failed to work together.
-        needs_prefill: the request needs a prefill worker, as prompt log-probabilities do.
+        needs_prefill: the request needs a prefill worker, as prompt log-probabilities do, unless
+            only decode workers are known.
         prefill_alone: it needs no other, as pooled outputs do not.
         images: its encoder inputs, in the order of their spans.
         demand: upper bounds of its demand; None: unknown, it fits on every worker.
@@ -98,7 +100,7 @@ class Rules:
             inputs.broken,
             policy_named(self.policy, encoders),
             self._alone(inputs, encoders),
-            prefill_alone=inputs.prefill_alone,
+            prefill_alone=inputs.prefill_alone and not has_only_decode(inputs.candidates),
         )
         if placement is None or encoders is None:
             return placement
@@ -109,15 +111,17 @@ class Rules:
     ) -> Policy | None:
         """Returns the policy for decode workers that compute the prompt themselves; None: they may
         not. While no prefill worker may pair with any decode worker, or those that can take
-        requests are too small, they must, whatever the settings, so that no request is lost."""
-        if inputs.needs_prefill or inputs.prefill_alone:
+        requests are too small, they must, whatever the settings, so that no request is lost; with
+        conditional disaggregation, whatever the policy, while only decode workers are known."""
+        candidates = inputs.candidates
+        needs_prefill = inputs.needs_prefill or inputs.prefill_alone
+        if needs_prefill and not has_only_decode(candidates):
             return None
-        alone = alone_policy_named(self.policy, _prefill_rates(inputs.candidates), encoders)
+        alone = alone_policy_named(self.policy, _prefill_rates(candidates), encoders)
         if self.no_handoff:
             return alone or policy_named(self.policy)
-        if alone is not None and self.conditional_disaggregation:
-            return alone
-        candidates = inputs.candidates
+        if self.conditional_disaggregation and (alone or has_only_decode(candidates)):
+            return alone or policy_named(self.policy)
         has_to = has_version_gap(candidates) or ready_are_too_small(candidates, "prefill")
         return alone or policy_named(self.policy) if has_to else None
 
@@ -132,9 +136,9 @@ class Rules:
 
     def _needed(self, inputs: PlacementInputs) -> tuple[Role, ...]:
         """Returns the roles without whose workers the request cannot be served."""
-        if inputs.prefill_alone:
-            return ("prefill",)
-        return ("prefill", "decode") if self._alone(inputs) is None else ("decode",)
+        if self._alone(inputs) is not None:
+            return ("decode",)
+        return ("prefill",) if inputs.prefill_alone else ("prefill", "decode")
 
     def decide_again(self, inputs: PlacementInputs, decode: str) -> str | None:
         """Returns the decode worker to continue a request that runs on `decode`, or None."""

@@ -24,6 +24,7 @@ __all__ = [
     "Placement",
     "Scored",
     "encoder_choices",
+    "has_only_decode",
     "has_version_gap",
     "place",
     "place_again",
@@ -99,7 +100,8 @@ def place(
     """Returns the cheapest prefill and decode worker, or decode worker alone; None if none may.
 
     Args:
-        broken: pairs of prefill and decode workers that have recently failed to work together.
+        broken: pairs of prefill and decode workers that have recently failed to work together; one
+            name is empty where the other worker has failed alone.
         alone: policy for decode workers that compute the prompt themselves; None: not allowed.
         prefill_alone: a prefill worker is all that the request needs.
     """
@@ -108,7 +110,7 @@ def place(
     if prefill_alone:
         return _prefill_alone(scored, broken)
     pairs = [p for ready in _by_pairing(scored) for p in _pairs(*ready, broken)]
-    singles = _alone(scored, num_tokens, alone)
+    singles = _alone(scored, num_tokens, alone, broken)
     single = singles[0] if singles and not singles[0].is_excluded else None
     if pairs:
         prefill, decode = min(pairs, key=_pair_order)
@@ -160,6 +162,12 @@ def place_again(
     return min(scored).candidate.worker if scored else None
 
 
+def has_only_decode(candidates: Iterable[Candidate]) -> bool:
+    """Returns whether decode workers are known and no prefill workers, whatever their state: the
+    decode workers of this cluster compute all prompts."""
+    return {c.role for c in candidates if c.role != "encode"} == {"decode"}
+
+
 def ready_versions(candidates: Iterable[Candidate], role: Role) -> frozenset[str]:
     """Returns the versions of the workers of this role that can take requests."""
     return frozenset(c.version for c in candidates if c.role == role and not c.excluded)
@@ -203,7 +211,12 @@ def _scores(
     return scores
 
 
-def _alone(scored: list[Scored], num_tokens: int, alone: Policy | None) -> tuple[Scored, ...]:
+def _alone(
+    scored: list[Scored],
+    num_tokens: int,
+    alone: Policy | None,
+    broken: Collection[tuple[str, str]],
+) -> tuple[Scored, ...]:
     """Returns the decode workers in order, scored as computing the prompt themselves."""
     if alone is None:
         return ()
@@ -211,7 +224,8 @@ def _alone(scored: list[Scored], num_tokens: int, alone: Policy | None) -> tuple
     for is_excluded, _, rank, candidate, _ in scored:
         if candidate.role == "decode":
             terms = alone(candidate, num_tokens)
-            singles.append(Scored(is_excluded, sum(terms.values()), rank, candidate, terms))
+            barred = is_excluded or ("", candidate.worker) in broken
+            singles.append(Scored(barred, sum(terms.values()), rank, candidate, terms))
     singles.sort()
     return tuple(singles)
 

@@ -101,6 +101,17 @@ def test_forecast_has_room_when_nothing_is_in_flight():
     assert (forecast.has_room, forecast.ttft_seconds) == (True, 0.0)
 
 
+def test_forecast_counts_queues_of_decode_workers_alone():
+    """They compute the prompts, and have only so much room for answers."""
+    setting = Setting()
+    setting.rules, setting.queues = Rules(), []
+    with setting.in_flight(request()):
+        forecast = setting.forecasts.forecast(request())
+        assert (forecast.has_room, forecast.ttft_seconds) == (True, pytest.approx(0.1))
+        setting.room = 200
+        assert not setting.forecasts.forecast(request()).has_room
+
+
 def test_forecast_ttft_counts_shortest_queue_and_uncached_tokens():
     setting = Setting()
     with setting.in_flight(request()):

@@ -1,11 +1,13 @@
 """Conditional disaggregation: decode workers that compute a prompt themselves."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.errors import InternalError, UnavailableError
-from baton.v1 import decode_pb2, prefill_pb2
+from baton.v1 import decode_pb2, inference_pb2, prefill_pb2
 from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.fleet.cost_rates import Rates
 from baton_router.routing.placement.cost_model import CostModel
@@ -97,7 +99,21 @@ def test_conditional_disaggregation_can_be_disabled():
     near = holding(DECODE, 1)
     assert chosen(PREFILL, near, rules=Rules(conditional_disaggregation=False)) == ("p", "d")
     assert chosen(PREFILL, near, needs_prefill=True) == ("p", "d")
-    assert decided(near, needs_prefill=True) is None
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+@pytest.mark.parametrize("needed", [{}, {"needs_prefill": True}, {"prefill_alone": True}])
+def test_decode_worker_serves_all_requests_among_its_like(name, needed):
+    """Whatever the policy, and what requests need of prefill workers, where there are any."""
+    inputs = PlacementInputs("r", NUM_TOKENS, (DECODE, DECODE._replace(worker="e")), **needed)
+    placement = Rules(name).decide(inputs)
+    assert placement is not None
+    assert (placement.prefill, placement.decode in "de") == ("", True)
+    assert Rules(name, conditional_disaggregation=False).decide(inputs) is None
+    away = replace(inputs, candidates=(PREFILL._replace(excluded="draining"), DECODE))
+    assert (Rules(name).decide(away) is None) == (bool(needed) or name != "baton")
+    draining = replace(inputs, candidates=(DECODE._replace(excluded="draining"),))
+    assert Rules(name).decision(draining).why_none == "no decode worker can take work: draining"
 
 
 NEWER = {"pairing": b"newer", "version": "1.3"}
@@ -145,13 +161,14 @@ def test_placement_uses_only_available_workers_in_any_order(cluster, shuffled, n
     shuffled.shuffle(other)
     assert decided(*other, needs_prefill=needs) == placement
     usable = {c.worker: c for c in cluster if not c.excluded}
+    are_alike = {c.role for c in cluster} - {"encode"} == {"decode"}
     if placement is None:
-        assert needs or not any(c.role == "decode" for c in usable.values())
+        assert (needs and not are_alike) or not any(c.role == "decode" for c in usable.values())
         return
     workers = [usable[w] for w in (placement.prefill, placement.decode) if w]
     assert len({w.pairing for w in workers}) == 1
     assert [w.role for w in workers] == ["prefill", "decode"][-len(workers) :]
-    assert not (needs and len(workers) == 1)
+    assert are_alike or not (needs and len(workers) == 1)
 
 
 @given(clusters(NUM_TOKENS))
@@ -210,6 +227,20 @@ async def test_lone_decode_worker_is_replaced_without_repeats():
     assert list(request.token_ids) == [5, 6, 7, *letter_ids()[:2]]
 
 
+async def test_lone_decode_worker_that_breaks_is_not_called_again():
+    breaking = decode(started(), tokens(0, 0), UnavailableError("gone"), name="d0")
+    other = decode(started(), tokens(1, 1, 2, 3, 4), finished(), name="d1")
+    assert (await run_on(breaking, other, rules=DEFAULT_RULES)).token_ids == letter_ids()
+    assert [len(one.requests) for one in (breaking, other)] == [1, 1]
+
+
+async def test_only_decode_worker_that_breaks_is_called_again():
+    only = decode()
+    breaks = [ADMITTED, started(), tokens(0, 0), UnavailableError("gone")]
+    only.script = Scripts([breaks, [ADMITTED, started(), tokens(1, 1, 2, 3, 4), finished()]])
+    assert (await run_on(only, rules=DEFAULT_RULES)).token_ids == letter_ids()
+
+
 async def test_lifecycle_falls_back_from_pair_to_lone_decode_worker():
     """Workers are preferred in their order, so the pair is asked where it is the cheaper one."""
     refusing = prefill(name="p0")
@@ -247,3 +278,35 @@ async def test_prompt_logprobs_always_use_prefill_worker():
         seen = await seen_of(lifecycle_of(fleet, rules=DEFAULT_RULES, prompt_logprobs=0))
     assert seen.accepted.placement.prefill_worker == "p0"
     assert other.requests[0].HasField("handle")
+
+
+def scored(position: int, *logprobs: float) -> decode_pb2.DecodeGenerateResponse:
+    scores = inference_pb2.PromptLogprobs(position=position, logprobs=logprobs)
+    return decode_pb2.DecodeGenerateResponse(prompt_logprobs=scores)
+
+
+SCORES = scored(1, -1.0), scored(2, -2.0)
+
+
+@pytest.mark.parametrize(("num_scores", "num_tokens"), [(1, 0), (2, 0), (2, 1)])
+async def test_lone_decode_worker_scores_prompt(num_scores, num_tokens):
+    """A worker that is lost amid the scores, or after them, is replaced without repeats."""
+    said = *SCORES[:num_scores], *[tokens(0, 0)][:num_tokens]
+    lost = decode(started(0), *said, InternalError("it broke"), name="d0")
+    rest = [tokens(num_tokens, *range(num_tokens, 5)), finished()]
+    scores = SCORES if num_scores < 2 else ()
+    other = decode(started(0), *scores, *rest, name="d1")
+    async with fleet_of(lost, other) as fleet:
+        lifecycle = lifecycle_of(fleet, rules=DEFAULT_RULES, prompt_logprobs=0)
+        events = [event async for event in messages_of(lifecycle)]
+    shown = [e.prompt_logprobs for e in events if e.HasField("prompt_logprobs")]
+    assert [(s.position, list(s.logprobs)) for s in shown] == [(1, [-1.0]), (2, [-2.0])]
+    assert [i for e in events for i in e.tokens.token_ids] == letter_ids()
+    asked = [one.requests[0].sampling.HasField("prompt_logprobs") for one in (lost, other)]
+    assert asked == [True, num_scores < 2]
+
+
+async def test_lone_decode_worker_scores_prompt_of_one_token():
+    async with fleet_of(decode(started(0), *ALL)) as fleet:
+        one = lifecycle_of(fleet, rules=DEFAULT_RULES, prompt=(5,), prompt_logprobs=0)
+        assert (await seen_of(one)).token_ids == letter_ids()

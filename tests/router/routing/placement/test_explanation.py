@@ -124,8 +124,9 @@ def all_choices(decision: Decision) -> list[tuple[Scored, ...]]:
     assert placement is not None
     ready = [s for s in placement.scored if not s.candidate.excluded]
     prefills, decodes = ([s for s in ready if s.candidate.role == r] for r in ("prefill", "decode"))
+    singles = [(s,) for s in placement.alone if not s.candidate.excluded]
     if inputs.prefill_alone:
-        return [(prefill,) for prefill in prefills]
+        return [(prefill,) for prefill in prefills] + singles
     pairs = [
         (prefill, decode)
         for prefill in prefills
@@ -133,7 +134,7 @@ def all_choices(decision: Decision) -> list[tuple[Scored, ...]]:
         if prefill.candidate.pairing == decode.candidate.pairing
         and (prefill.candidate.worker, decode.candidate.worker) not in inputs.broken
     ]
-    return pairs + [(s,) for s in placement.alone if not s.candidate.excluded]
+    return pairs + singles
 
 
 workers = st.builds(
