@@ -10,7 +10,10 @@ _PLAIN = (
 )
 _CHECKPOINT = "it is read from the checkpoint"
 _CACHED = "prefixes are cached unless --no-prefix-caching is given"
-_APART = "prefill and decode always have workers of their own; --kv-connector moves blocks"
+_APART = (
+    "prefill and decode have workers of their own, unless `baton up --workers N` starts workers of "
+    "both; --kv-connector moves blocks"
+)
 
 ADVICE: Final[Mapping[str, str]] = {
     **dict.fromkeys(

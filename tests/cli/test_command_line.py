@@ -1,5 +1,6 @@
 """Command line without a cluster: help, errors, exit codes."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -282,6 +283,55 @@ def test_up_gives_settings_to_all_workers_or_those_of_one_role() -> None:
     assert seqs == {"encode-0": ["32"], "prefill-0": ["32"], "decode-0": ["8"]}
     assert [name for name, line in lines.items() if "--num-blocks 77" in line] == ["prefill-0"]
     assert [name for name, line in lines.items() if "--device cuda:1" in line] == ["decode-0"]
+
+
+def test_up_starts_only_workers_of_both_roles_when_told() -> None:
+    cores = len(os.sched_getaffinity(0))
+    for count in (1, 2):
+        lines = commands_of_workers("--workers", str(count), "--decode.max-num-seqs", "8")
+        assert lines.keys() == {f"decode-{i}" for i in range(count)}
+        threads = f"--num-threads {max(1, cores // count)} "
+        assert all("--max-num-seqs 8" in line and threads in f"{line} " for line in lines.values())
+    several = commands_of_workers("--workers", "1", "--model", "a=tiny", "--model", "b=tiny")
+    assert several.keys() == {"decode-0", "decode-1"}
+
+
+def test_up_decides_router_settings_that_workers_imply(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_CONDITIONAL_DISAGGREGATION", "false")
+    monkeypatch.setenv("BATON_ELASTIC", "true")
+    result = CliRunner().invoke(app, ["up", "--dry-run", "--device", "cpu", "--workers", "1"])
+    (router,) = (line for line in result.stdout.splitlines() if " router " in line)
+    assert "--conditional-disaggregation --no-elastic" in router
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ("--workers 0", "--workers: is 0; must be at least 1 ("),
+        ("--prefill 0", "--prefill: is 0; must be at least 1 (--workers 1 starts one worker for"),
+        ("--decode -1", "--decode: is -1; must be at least 1 ("),
+        ("--workers 1 --prefill 2", "--workers: is 1 beside --prefill 2; each of its workers"),
+        ("--workers 2 --decode 1", "--workers: is 2 beside --decode 1; each of its workers"),
+        ("--workers 1 --elastic", "--workers: is 1 beside elastic=true of the router; there are"),
+        (
+            "--workers 1 --router-arg conditional-disaggregation=false",
+            "--workers: is 1 beside conditional-disaggregation=false of the router; without",
+        ),
+        (
+            "--workers 1 --prefill.num-blocks 64",
+            "--prefill.num-blocks: is 64, and no prefill worker is started; leave --workers out, "
+            "or give --num-blocks to all workers",
+        ),
+        (
+            "--encode.no-prefix-caching",
+            "--encode.prefix-caching: is False, and no encode worker is started; start one with",
+        ),
+    ],
+)
+def test_up_refuses_workers_that_contradict_each_other(arguments: str, error: str) -> None:
+    result = CliRunner().invoke(app, ["up", "--dry-run", *arguments.split()])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"baton: {error}")
 
 
 SETTINGS_OF_WORKERS = sorted(

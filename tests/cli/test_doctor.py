@@ -253,6 +253,17 @@ def test_doctor_counts_encode_workers_where_registered() -> None:
     assert [one.level for one in others] == [Level.OK] * 2
 
 
+@pytest.mark.parametrize("pooled", ["", "embedding"])
+def test_doctor_notes_decode_workers_among_their_like(pooled: str) -> None:
+    decode = Worker("decode-0", "decode", "a:1", 1, "ready", 0, 0, "a:2", "1.0")
+    worker = replace(decode, pooled_output=pooled)
+    noted, found = _workers([worker])
+    assert (noted.level, noted.subject) == (Level.NOTE, "prefill workers")
+    assert (found.level, found.subject) == (Level.OK, "decode workers")
+    noted, found = _workers([replace(worker, state="starting")])
+    assert (noted.level, found.level) == (Level.NOTE, Level.FAULT)
+
+
 def test_doctor_names_workers_that_cannot_pair() -> None:
     other = WorkerFacts("d", "tiny", b"\2" * 16, "float32", "127.0.0.1:1", "cpu")
     answers = {name: _Answer(info(), 0.0) for name in ("prefill-0", "prefill-1", "decode-1")} | {

@@ -18,6 +18,7 @@ from baton.cli.main import app
 from baton.client.client import Client
 from baton.errors import UnsupportedModelError
 from baton.models import locate
+from baton.sampling import SamplingParams
 from baton.version import version
 from tests.cli.conftest import baton, gone, interrupt, running, started
 from tests.support.documents import outputs_of, shows
@@ -94,6 +95,25 @@ def test_up_prints_events_as_json_lines_until_its_end() -> None:
             {"event": "stopped", "reason": "signal", "error": None},
         ]
         assert (up.returncode, stderr) == (0, "")
+
+
+def test_up_serves_with_one_worker_of_both_roles() -> None:
+    with running(*ARGUMENTS, "--workers", "1", "--no-http", "--json") as up:
+        events = [json.loads(up.stdout.readline())]
+        while events[-1]["event"] != "ready":
+            events.append(json.loads(up.stdout.readline()))
+        assert events[0]["processes"] == ["router", "decode-0"]
+        ready, params = events[-1], SamplingParams(max_tokens=4, prompt_logprobs=0)
+        with Client(ready["address"]) as client:
+            generation = client.generate("import os", params)
+            assert len(generation.token_ids()) == 4
+            assert generation.accepted.placement.prefill_worker == ""
+        with Client(ready["admin_address"]) as admin:
+            (worker,) = admin.list_workers()
+            assert (worker.id, worker.role) == ("decode-0", "decode")
+        shown = baton("top", "--once", "--admin", ready["admin_address"])
+        assert shown.returncode == 0
+        assert "decode-0" in shown.stdout
 
 
 def test_up_prints_why_it_stopped_as_json(tmp_path: Path) -> None:

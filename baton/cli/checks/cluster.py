@@ -104,17 +104,21 @@ def _query_worker(worker: Worker, tls: Tls | None) -> _Answer | Finding:
 
 def _workers(workers: Sequence[Worker]) -> Iterator[Finding]:
     """Checks that prefill and decode workers are ready; of models with a pooled output prefill
-    workers are enough. Without encode workers, prefill workers encode images."""
+    workers are enough, and decode workers without any prefill worker. Without encode workers, the
+    workers that compute prompts encode images."""
     generates = not workers or any(not worker.pooled_output for worker in workers)
     needed = ("prefill", "decode") if generates else ("prefill",)
+    if {worker.role for worker in workers} - {"encode"} == {"decode"}:
+        needed = ("decode",)
+        text = "none is registered: decode workers compute prompts, as with `baton up --workers`"
+        yield note("prefill workers", text, _start_advice("prefill"))
     for role in ("encode", "prefill", "decode"):
         of_role = [worker for worker in workers if worker.role == role]
         ready = [worker for worker in of_role if worker.state == "ready"]
         if not of_role and role not in needed:
             continue
         if not of_role:
-            advice = f"start `baton {role}-worker` with the router's --redis-url"
-            yield fault(f"{role} workers", "none is registered", advice)
+            yield fault(f"{role} workers", "none is registered", _start_advice(role))
         elif not ready:
             listed = ", ".join(f"{worker.id} is {worker.state}" for worker in of_role)
             found = fault if role in needed else note
@@ -125,6 +129,10 @@ def _workers(workers: Sequence[Worker]) -> Iterator[Finding]:
             if ready and worker.state == "unreachable":
                 advice = f"see its log, and check that the router can reach {worker.endpoint}"
                 yield fault(worker.id, "the router cannot reach it", advice)
+
+
+def _start_advice(role: str) -> str:
+    return f"start `baton {role}-worker` with the router's --redis-url"
 
 
 def _admission(answers: Mapping[str, _Answer], places: Mapping[str, str]) -> Iterator[Finding]:

@@ -39,9 +39,21 @@ def up(
         ),
     ] = 0,
     prefill: Annotated[
-        int, typer.Option(min=1, help="Number of prefill workers of each model.")
-    ] = 1,
-    decode: Annotated[int, typer.Option(min=1, help="Number of decode workers of each model.")] = 1,
+        int | None, typer.Option(help="Number of prefill workers of each model. Unset: 1.")
+    ] = None,
+    decode: Annotated[
+        int | None, typer.Option(help="Number of decode workers of each model. Unset: 1.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="In place of --prefill and --decode: number of workers of each model that compute "
+            "prompts and write answers. With 1 the model is in memory once and has all CPU "
+            "threads. In return a prompt and the answers of others share steps, so a long prompt "
+            "delays their tokens; and while the only worker restarts, no other resumes its "
+            "requests.",
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option(envvar="BATON_HOST", help="Address that the router listens on.")
     ] = "127.0.0.1",
@@ -147,6 +159,7 @@ def up(
 
     Every setting of a worker is an option, too: --max-num-seqs 32 for all workers,
     --prefill.max-num-seqs 32 for those of one role. `baton decode-worker --help` has them all.
+    Workers of --workers are decode workers.
 
     With --json each line is an event: starting, status of a process, ready with its addresses,
     redis_died, stopping, stopped with its reason.
@@ -154,6 +167,7 @@ def up(
     \b
     Examples:
       baton up
+      baton up Qwen/Qwen3-0.6B --workers 1
       baton up Qwen/Qwen3-0.6B --prefill 2 --decode 1
       baton up Qwen/Qwen3-VL-2B-Instruct --encode 1
       baton up --model chat=Qwen/Qwen3-8B --model Qwen/Qwen3-0.6B
@@ -162,7 +176,10 @@ def up(
     """
     from baton.cli.local import up as impl
     from baton.cli.local.local_cluster import LocalCluster
+    from baton.cli.local.worker_counts import router_settings, worker_counts
 
+    counts = worker_counts(encode, prefill, decode, workers)
+    counts.check_settings(context.obj.of_role)
     flags = {
         "device": device,
         "dtype": dtype,
@@ -180,11 +197,11 @@ def up(
     is_given = source is not None and source.name == "COMMANDLINE"
     cluster = LocalCluster(
         impl.models_of(given_model, model if is_given else None),
-        prefill,
-        decode,
+        counts.prefill,
+        counts.decode,
         port,
         redis_url,
-        num_encode=encode,
+        num_encode=counts.encode,
         admin_port=impl.admin_port_of(admin_port),
         http_port=impl.http_port_of(http_port) if http else None,
         worker_flags={
@@ -193,13 +210,16 @@ def up(
             **context.obj.common,
         },
         **{f"{role}_flags": flags for role, flags in context.obj.of_role.items()},
-        router_flags={
-            "host": host,
-            **({"insecure": True} if insecure else {}),
-            **({"elastic": True} if elastic else {}),
-            **({"chat_template": chat_template} if chat_template else {}),
-            **impl.parse_flags(router_arg or [], "--router-arg"),
-        },
+        router_flags=router_settings(
+            {
+                "host": host,
+                **({"insecure": True} if insecure else {}),
+                **({"elastic": True} if elastic else {}),
+                **({"chat_template": chat_template} if chat_template else {}),
+                **impl.parse_flags(router_arg or [], "--router-arg"),
+            },
+            workers,
+        ),
         log_dir=log_dir,
         tls_dir=tls,
     )

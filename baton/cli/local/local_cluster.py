@@ -54,7 +54,8 @@ class LocalCluster:
     Args:
         model: "tiny", a folder, a GGUF file or a hub id; several with commas between, of which
             each gets workers of its own.
-        num_prefill, num_decode, num_encode: workers of each model.
+        num_prefill, num_decode, num_encode: workers of each model. Without prefill workers decode
+            workers compute prompts themselves.
         port: port of the router; 0 takes a free one.
         admin_port: port of its admin service; likewise.
         http_port: port for HTTP beside gRPC on the router; 0 takes a free one, None: no HTTP.
@@ -316,8 +317,9 @@ class LocalCluster:
             if not statuses[process.name].is_ready:
                 statuses[process.name] = status_of(process, statuses[process.name])
         ready = {p.role for p in running if statuses[p.name].is_ready}
-        # Without a prefill and a decode worker a router may be unable to place any request.
-        needed = running if {"prefill", "decode"} <= ready else self._workers
+        # Without a worker of each role that it has a router may be unable to place any request.
+        roles = {"decode", *(p.role for p in self._workers if p.role == "prefill")}
+        needed = running if roles <= ready else self._workers
         if not all(statuses[p.name].state in _SETTLED for p in needed if p in running):
             return False
         if self._router.is_running and not self._takes_calls():
