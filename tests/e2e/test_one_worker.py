@@ -72,16 +72,24 @@ async def test_one_worker_answers_in_all_ways_as_two_workers(only, client):
         assert [one[1].prefill_worker for one in (alone, apart)] == ["", "prefill-0"]
 
 
-@pytest.mark.parametrize("length", [1, 48, 700])
-async def test_one_worker_scores_prompt_as_transformers(only, length):
+SCORED = [(1, {}), (48, {"max_tokens": 1}), (700, {}), (100, {"beam_width": 2})]
+SCORED += [(100, {field: 2, "temperature": 1.0}) for field in ("n", "best_of")]
+
+
+@pytest.mark.parametrize(("length", "fields"), SCORED)
+async def test_one_worker_scores_prompt_as_transformers(only, length, fields):
     prompt = prompt_of(length, seed=3)
     expected = reference(TINY)(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    params = SamplingParams(**{"max_tokens": 4, "prompt_logprobs": 2, **fields})
     for _ in range(2):  # the second time its beginning is in the cache
-        generation = only.generate(prompt, SamplingParams(max_tokens=4, prompt_logprobs=2))
-        assert is_greedy(TINY, prompt, await generation.token_ids())
+        generation = only.generate(prompt, params)
+        completions = await generation.completions()
+        if params.num_sequences == 1:
+            assert is_greedy(TINY, prompt, list(completions[0].token_ids))
         assert len(generation.prompt_logprobs) == length - 1
         for i, scored in enumerate(generation.prompt_logprobs):
             assert scored.logprob == pytest.approx(expected[i, prompt[i + 1]].item(), abs=1e-3)
+            assert list(scored.top) == expected[i].topk(2).indices.tolist()
 
 
 async def test_one_worker_computes_images_as_transformers(only, folders):
