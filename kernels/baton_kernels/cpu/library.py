@@ -51,6 +51,7 @@ KERNELS = Library(
         "paged_attention_of_dtype.h",
         "paged_attention_tiles.h",
         "rowwise_of_dtype.h",
+        "vectors.h",
     ),
     flags=("-fopenmp",),
 )

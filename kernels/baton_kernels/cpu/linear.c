@@ -14,17 +14,12 @@
 #include <string.h>
 
 #include "bfloat16.h"
+#include "vectors.h"
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
-#if defined(__AVX512F__)
-#define LANES 16
-#define GROUP 12     // rows
+#if LANES == 16
+#define GROUP 12      // rows
 #define MAX_DIRECT 8  // rows of a group that are read where they lie
 #else
-#define LANES 8
 #define GROUP 6
 #define MAX_DIRECT 5
 #endif
@@ -36,11 +31,8 @@
 #define MANY 65536              // units of rows, for more than one thread to arrange them
 #define AHEAD 2048              // bytes of a panel that are fetched before they are read
 
-#define INLINE static inline __attribute__((always_inline))
 #define UNROLLED _Pragma("GCC unroll 16")
 
-typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef uint32_t BitVector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t Unit;
 
 // The arguments of a call, in the order of `_Call` in linear.py.
@@ -54,23 +46,7 @@ typedef struct {
   int64_t num_rows, row_stride, num_units, out_features, num_threads;
 } Call;
 
-INLINE Vector load(const void* source) { return *(const Vector*)source; }
-
-// Keeps a vector in a register: each product with it would read it from memory again.
-INLINE Vector held(Vector x) {
-#if defined(__AVX2__)
-  __asm__("" : "+v"(x));
-#endif
-  return x;
-}
-
-INLINE Vector all(float number) { return number - (Vector){0}; }
-
-INLINE float number_of(Unit unit) {
-  float number;
-  memcpy(&number, &unit, 4);
-  return number;
-}
+INLINE BitVector units_at(const Unit* source) { return *(const BitVector*)source; }
 
 // The first or second number of bfloat16 in each unit.
 INLINE Vector first_of(BitVector units) { return (Vector)(units << 16); }
@@ -85,66 +61,68 @@ int64_t baton_linear_arranged_rows(int64_t num_rows) {
   return num_rows - left + (left > MAX_DIRECT ? GROUP : 0);
 }
 
-// Each defines a function `baton_linear_<name>`. ADD_PRODUCTS adds to the sums of rows, which are
-// `step` numbers apart, the products of a unit of each of them with that of each output of a panel.
+INLINE void add_products_of_row(Vector* sums, Vector of_row, const Vector* of_panel) {
+  UNROLLED for (int v = 0; v < VECTORS; v++) sums[v] += of_row * of_panel[v];
+}
+
+// For each format `add_products` adds to the sums of rows, which are `step` numbers apart, the
+// products of a unit of each of them with that of each output of a panel.
+
+INLINE void add_products_float32(Vector sums[][VECTORS], const float* rows, int64_t step,
+                                 const int num_rows, const Unit* panel) {
+  Vector units[VECTORS];
+  UNROLLED for (int v = 0; v < VECTORS; v++) units[v] = held((Vector)units_at(panel + v * LANES));
+  UNROLLED for (int r = 0; r < num_rows; r++)
+    add_products_of_row(sums[r], all(rows[r * step]), units);
+}
 
 #define NAMED(name) name##_float32
 #define NUMBER float
 #define NUMBERS_PER_UNIT 1
 #define READ(number) (number)
 #define MADE(number) (number)
-#define ADD_PRODUCTS(sums, rows, step, num_rows, units)                                           \
-  do {                                                                                      \
-    Vector of_panel[VECTORS];                                                               \
-    UNROLLED for (int v = 0; v < VECTORS; v++) of_panel[v] = held(load(units + v * LANES)); \
-    UNROLLED for (int r = 0; r < num_rows; r++) {                                           \
-      Vector of_row = all(rows[r * step]);                                                        \
-      UNROLLED for (int v = 0; v < VECTORS; v++) sums[r][v] += of_row * of_panel[v];        \
-    }                                                                                       \
-  } while (0)
 #include "linear_of_format.h"
+
+INLINE void add_products_bfloat16_weight(Vector sums[][VECTORS], const float* rows, int64_t step,
+                                         const int num_rows, const Unit* panel) {
+  Vector numbers[VECTORS];
+  UNROLLED for (int v = 0; v < VECTORS; v++)
+    numbers[v] = held(first_of(units_at(panel + v * LANES)));
+  UNROLLED for (int r = 0; r < num_rows; r++)
+    add_products_of_row(sums[r], all(rows[r * step]), numbers);
+  UNROLLED for (int v = 0; v < VECTORS; v++)
+    numbers[v] = held(second_of(units_at(panel + v * LANES)));
+  UNROLLED for (int r = 0; r < num_rows; r++)
+    add_products_of_row(sums[r], all(rows[r * step + 1]), numbers);
+}
 
 #define NAMED(name) name##_bfloat16_weight
 #define NUMBER float
 #define NUMBERS_PER_UNIT 2
 #define READ(number) (number)
 #define MADE(number) (number)
-#define ADD_PRODUCTS(sums, rows, step, num_rows, units)                                            \
-  do {                                                                                       \
-    Vector of_panel[VECTORS];                                                                \
-    UNROLLED for (int v = 0; v < VECTORS; v++)                                               \
-      of_panel[v] = held(first_of(*(const BitVector*)(units + v * LANES)));                  \
-    UNROLLED for (int r = 0; r < num_rows; r++) {                                            \
-      Vector of_row = all(rows[r * step]);                                                       \
-      UNROLLED for (int v = 0; v < VECTORS; v++) sums[r][v] += of_row * of_panel[v];         \
-    }                                                                                        \
-    UNROLLED for (int v = 0; v < VECTORS; v++)                                               \
-      of_panel[v] = held(second_of(*(const BitVector*)(units + v * LANES)));                 \
-    UNROLLED for (int r = 0; r < num_rows; r++) {                                            \
-      Vector of_row = all(rows[r * step + 1]);                                                       \
-      UNROLLED for (int v = 0; v < VECTORS; v++) sums[r][v] += of_row * of_panel[v];         \
-    }                                                                                        \
-  } while (0)
 #include "linear_of_format.h"
 
 #if defined(__AVX512BF16__)
+INLINE void add_products_bfloat16(Vector sums[][VECTORS], const BFloat16* rows, int64_t step,
+                                  const int num_rows, const Unit* panel) {
+  __m512bh pairs[VECTORS];
+  UNROLLED for (int v = 0; v < VECTORS; v++)
+    pairs[v] = (__m512bh)held((Vector)units_at(panel + v * LANES));
+  UNROLLED for (int r = 0; r < num_rows; r++) {
+    Unit unit;
+    memcpy(&unit, rows + r * step, sizeof unit);
+    __m512bh of_row = (__m512bh)_mm512_set1_epi32(unit);
+    UNROLLED for (int v = 0; v < VECTORS; v++)
+      sums[r][v] = (Vector)_mm512_dpbf16_ps((__m512)sums[r][v], pairs[v], of_row);
+  }
+}
+
 #define NAMED(name) name##_bfloat16
 #define NUMBER BFloat16
 #define NUMBERS_PER_UNIT 2
 #define READ(number) number_of_bfloat16(number)
 #define MADE(number) bfloat16_of(number)
-#define ADD_PRODUCTS(sums, rows, step, num_rows, units)                                           \
-  do {                                                                                      \
-    Vector of_panel[VECTORS];                                                               \
-    UNROLLED for (int v = 0; v < VECTORS; v++) of_panel[v] = held(load(units + v * LANES)); \
-    UNROLLED for (int r = 0; r < num_rows; r++) {                                           \
-      Unit of_row;                                                                          \
-      memcpy(&of_row, rows + r * step, sizeof of_row);                                              \
-      __m512bh pair = (__m512bh)_mm512_set1_epi32(of_row);                                  \
-      UNROLLED for (int v = 0; v < VECTORS; v++) sums[r][v] = (Vector)_mm512_dpbf16_ps(     \
-          (__m512)sums[r][v], (__m512bh)of_panel[v], pair);                                 \
-    }                                                                                       \
-  } while (0)
 #include "linear_of_format.h"
 #endif
 

@@ -28,7 +28,7 @@ INLINE void NAMED(add_group)(const NUMBER* rows, int64_t step, int64_t unit_step
   for (int64_t unit = 0; unit < num_units; unit++, rows += unit_step, panel += PANEL) {
     UNROLLED for (int v = 0; v < VECTORS; v++)
       __builtin_prefetch((const char*)(panel + v * LANES) + AHEAD);
-    ADD_PRODUCTS(sums, rows, step, num_rows, panel);
+    NAMED(add_products)(sums, rows, step, num_rows, panel);
   }
   UNROLLED for (int r = 0; r < num_rows; r++)
     UNROLLED for (int v = 0; v < VECTORS; v++) {
@@ -108,4 +108,3 @@ void NAMED(baton_linear)(const Call* call) {
 #undef NUMBERS_PER_UNIT
 #undef READ
 #undef MADE
-#undef ADD_PRODUCTS

@@ -21,16 +21,7 @@
 #include <string.h>
 
 #include "bfloat16.h"
-
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
-#if defined(__AVX512F__)
-#define LANES 16
-#else
-#define LANES 8
-#endif
+#include "vectors.h"
 
 #define TILE 64          // keys
 #define ADDED_TOGETHER 32  // at most, of bfloat16, before their sum is added to that of those before
@@ -42,15 +33,11 @@
 
 #define NUM_UNITS(num_numbers) (((num_numbers) + PER_UNIT - 1) / PER_UNIT)
 
-#define INLINE static inline __attribute__((always_inline))
-
 static const float LOG2_E = 1.4426950408889634f;
 static const float HIDDEN = -__builtin_inff();
 static const float NO_MAXIMUM = -1e30f;  // finite: its difference to itself is a number
 
-typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t IntVector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef uint32_t BitVector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint16_t HalfBits __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 typedef float Vector4 __attribute__((vector_size(16), aligned(4), may_alias));
 
@@ -119,23 +106,11 @@ static float* scratch(int64_t size) {
   return memory;
 }
 
-INLINE Vector load(const float* source) { return *(const Vector*)source; }
-
 INLINE Vector load_bfloat16(const BFloat16* source) {
   return (Vector)(__builtin_convertvector(*(const HalfBits*)source, BitVector) << 16);
 }
 
 INLINE void put(float* target, Vector x) { *(Vector*)target = x; }
-
-// Keeps a vector in a register: each product with it would read it from memory again.
-INLINE Vector held(Vector x) {
-#if defined(__AVX2__)
-  __asm__("" : "+v"(x));
-#endif
-  return x;
-}
-
-INLINE Vector all(float number) { return number - (Vector){0}; }
 
 INLINE Vector chosen(IntVector mask, Vector a, Vector b) {
   return (Vector)((mask & (IntVector)a) | (~mask & (IntVector)b));
