@@ -44,7 +44,8 @@ ALL = ("prefill-0", "prefill-1", "decode-0", "decode-1", "router", "router-1")
 
 @pytest.fixture(scope="module")
 def questions() -> list[Question]:
-    return mixed_questions(200, parts=(1, 4))
+    """The longer half last beyond the time in which a router hears of a drain."""
+    return mixed_questions(600, parts=(1, 10))
 
 
 @pytest.mark.parametrize(

@@ -92,15 +92,16 @@ class TorchBackend:
 
     def decoder(self, model: PreTrainedModel, hook: AttentionHook) -> DecoderModel:
         if is_dense(model):
-            rowwise, linear_of = self._operations(model.dtype)
+            rowwise, linear_of = self._operations(model)
             return FusedModel(model, self._layers, hook.max_len, rowwise, linear_of)
         return TransformersModel(model, hook)
 
-    def _operations(self, dtype: torch.dtype) -> tuple[Rowwise, LinearOf]:
-        if not self._uses_c_kernels or dtype not in DTYPES:
+    def _operations(self, model: PreTrainedModel) -> tuple[Rowwise, LinearOf]:
+        has_numbers = model.device.type != "meta"  # which an encoder has alone
+        if not self._uses_c_kernels or model.dtype not in DTYPES or not has_numbers:
             return TorchRowwise(), TorchLinear
         try:
-            return RowwiseKernels(dtype), linear_in_c
+            return RowwiseKernels(model.dtype), linear_in_c
         except NoLibraryError as error:
             _report(f"torch computes products, norms, activations and rotations: {error}")
             return TorchRowwise(), TorchLinear
