@@ -45,7 +45,7 @@ ALL = ("prefill-0", "prefill-1", "decode-0", "decode-1", "router", "router-1")
 @pytest.fixture(scope="module")
 def questions() -> list[Question]:
     """The longer half last beyond the time in which a router hears of a drain."""
-    return mixed_questions(600, parts=(1, 10))
+    return mixed_questions(400, parts=(1, 8))
 
 
 @pytest.mark.parametrize(
