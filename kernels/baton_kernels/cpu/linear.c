@@ -29,7 +29,7 @@
 #define PART 128                // units
 #define BLOCK_ROWS (16 * GROUP)  // whose sums stay in the first-level cache
 #define MANY 65536              // units of rows, for more than one thread to arrange them
-#define AHEAD 2048              // bytes of a panel that are fetched before they are read
+#define AHEAD 2048              // bytes that are fetched early where two products share a unit
 
 #define UNROLLED _Pragma("GCC unroll 16")
 
@@ -86,8 +86,10 @@ INLINE void add_products_float32(Vector sums[][VECTORS], const float* rows, int6
 INLINE void add_products_bfloat16_weight(Vector sums[][VECTORS], const float* rows, int64_t step,
                                          const int num_rows, const Unit* panel) {
   Vector numbers[VECTORS];
-  UNROLLED for (int v = 0; v < VECTORS; v++)
+  UNROLLED for (int v = 0; v < VECTORS; v++) {
+    __builtin_prefetch((const char*)(panel + v * LANES) + AHEAD);
     numbers[v] = held(first_of(units_at(panel + v * LANES)));
+  }
   UNROLLED for (int r = 0; r < num_rows; r++)
     add_products_of_row(sums[r], all(rows[r * step]), numbers);
   UNROLLED for (int v = 0; v < VECTORS; v++)

@@ -26,8 +26,6 @@ INLINE void NAMED(add_group)(const NUMBER* rows, int64_t step, int64_t unit_step
   UNROLLED for (int r = 0; r < num_rows; r++)
     UNROLLED for (int v = 0; v < VECTORS; v++) sums[r][v] = (Vector){0};
   for (int64_t unit = 0; unit < num_units; unit++, rows += unit_step, panel += PANEL) {
-    UNROLLED for (int v = 0; v < VECTORS; v++)
-      __builtin_prefetch((const char*)(panel + v * LANES) + AHEAD);
     NAMED(add_products)(sums, rows, step, num_rows, panel);
   }
   UNROLLED for (int r = 0; r < num_rows; r++)
