@@ -41,7 +41,7 @@ class PackedLinear:
     Args:
         weight: `[out_features, in_features]`, float32 or bfloat16, of an even number of inputs if
             bfloat16. It is copied.
-        bias: `[out_features]`, of `dtype`.
+        bias: `[out_features]`, of `dtype`. It is copied.
         dtype: of x and y, float32 or bfloat16, not narrower than that of the weight.
 
     Raises `NoLibraryError` if the library is not available.
@@ -59,7 +59,7 @@ class PackedLinear:
         self._out_features = len(weight)
         self.weight_dtype: Final = weight.dtype
         self._packed = _packed(weight, library.baton_linear_panel())
-        self._bias = None if bias is None else bias.to(self._computed).contiguous()
+        self._bias = None if bias is None else bias.detach().to(self._computed, copy=True)
         self._fixed = bytes(
             _Call(
                 weight=self._packed.data_ptr(),

@@ -126,7 +126,7 @@ class _FusedLayer:
             )
         )
         self._qk_norms = [
-            getattr(attn, name).weight[order]
+            _apart(getattr(attn, name).weight[order])
             for name in ("q_norm", "k_norm")
             if hasattr(attn, name)
         ]
