@@ -56,16 +56,20 @@ class FirstProcess:
 
     @property
     def catches_sigterm(self) -> bool:
+        self._check_running()
         status = Path(f"/proc/{self.pid}/status").read_text()
         caught = int(status.split("SigCgt:")[1].split()[0], 16)
         return bool(caught >> (signal.SIGTERM - 1) & 1)
 
     def maps(self, file: str) -> bool:
         """Returns whether it or a child of it, such as its engine, has mapped the file."""
-        assert self._unshare.poll() is None, f"it ended:\n{self.log.read_text()}"
+        self._check_running()
         process = psutil.Process(self.pid)
         pids = [self.pid, *(child.pid for child in process.children())]
         return any(file in Path(f"/proc/{pid}/maps").read_text() for pid in pids)
+
+    def _check_running(self) -> None:
+        assert self._unshare.poll() is None, f"it ended:\n{self.log.read_text()}"
 
     def says(self, text: str) -> bool:
         return text in self.log.read_text()

@@ -23,7 +23,7 @@ FORMATS = [
     (torch.bfloat16, torch.bfloat16),
 ]
 EACH_FORMAT = pytest.mark.parametrize("dtypes", FORMATS, ids=str)
-# Rows that are read where they lie, arranged in a group, and both; more than a block of groups.
+# Rows that are read where they lie, arranged in a group, and both; more than are computed at once.
 NUM_ROWS = (1, 2, 3, 5, 6, 8, 9, 12, 17, 23, 210)
 
 

@@ -27,7 +27,7 @@
 #define VECTORS 2
 #define PANEL (VECTORS * LANES)
 #define PART 128                // units
-#define BLOCK_ROWS (16 * GROUP)  // whose sums stay in the first-level cache
+#define ROWS_AT_ONCE (16 * GROUP)  // whose sums stay in the first-level cache
 #define MANY 65536              // units of rows, for more than one thread to arrange them
 #define AHEAD 2048              // bytes that are fetched early where two products share a unit
 

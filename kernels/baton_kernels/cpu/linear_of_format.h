@@ -18,19 +18,18 @@ static void NAMED(arrange)(const Call* call, int64_t num_arranged, int64_t first
   }
 }
 
-// Adds to `block`, [num_rows][PANEL], the products of a part of the rows' units with that of a
+// Adds to `totals`, [num_rows][PANEL], the products of a part of the rows' units with that of a
 // panel; with `is_first` sets it to them. Rows are `step` numbers apart, their units `unit_step`.
 INLINE void NAMED(add_group)(const NUMBER* rows, int64_t step, int64_t unit_step, const int num_rows,
-                             const Unit* panel, int64_t num_units, int is_first, float* block) {
+                             const Unit* panel, int64_t num_units, int is_first, float* totals) {
   Vector sums[GROUP][VECTORS];
   UNROLLED for (int r = 0; r < num_rows; r++)
     UNROLLED for (int v = 0; v < VECTORS; v++) sums[r][v] = (Vector){0};
-  for (int64_t unit = 0; unit < num_units; unit++, rows += unit_step, panel += PANEL) {
+  for (int64_t unit = 0; unit < num_units; unit++, rows += unit_step, panel += PANEL)
     NAMED(add_products)(sums, rows, step, num_rows, panel);
-  }
   UNROLLED for (int r = 0; r < num_rows; r++)
     UNROLLED for (int v = 0; v < VECTORS; v++) {
-      Vector* sum = (Vector*)(block + r * PANEL + v * LANES);
+      Vector* sum = (Vector*)(totals + r * PANEL + v * LANES);
       if (!is_first) sums[r][v] += *sum;
       *sum = sums[r][v];
     }
@@ -38,7 +37,7 @@ INLINE void NAMED(add_group)(const NUMBER* rows, int64_t step, int64_t unit_step
 
 // The same for a group that begins with `row`.
 static void NAMED(add_rows)(const Call* call, int64_t row, const Unit* panel, int64_t first_unit,
-                            float* block) {
+                            float* totals) {
   int64_t num_units = smaller(PART, call->num_units - first_unit), step = call->row_stride;
   int is_first = first_unit == 0;
   panel += first_unit * PANEL;
@@ -46,14 +45,14 @@ static void NAMED(add_rows)(const Call* call, int64_t row, const Unit* panel, in
     const NUMBER* rows = (const NUMBER*)call->arranged +
                          (row * call->num_units + first_unit * GROUP) * NUMBERS_PER_UNIT;
     return NAMED(add_group)(rows, NUMBERS_PER_UNIT, GROUP * NUMBERS_PER_UNIT, GROUP, panel,
-                            num_units, is_first, block);
+                            num_units, is_first, totals);
   }
   const NUMBER* rows = (const NUMBER*)call->rows + row * step + first_unit * NUMBERS_PER_UNIT;
   switch (call->num_rows - row) {
 #define DIRECT(num_rows)                                                                        \
   case num_rows:                                                                                \
     return NAMED(add_group)(rows, step, NUMBERS_PER_UNIT, num_rows, panel, num_units, is_first, \
-                            block);
+                            totals);
     DIRECT(1) DIRECT(2) DIRECT(3) DIRECT(4) DIRECT(5)
 #if MAX_DIRECT == 8
     DIRECT(6) DIRECT(7) DIRECT(8)
@@ -62,16 +61,17 @@ static void NAMED(add_rows)(const Call* call, int64_t row, const Unit* panel, in
   }
 }
 
-// Rounds the sums of rows of a panel, then adds bias and residual as operations of their own would.
+// Writes outputs of rows: their totals and the bias, rounded, to which the residual is added as by an
+// operation of its own.
 static void NAMED(store)(const Call* call, int64_t first_row, int64_t num_rows, int64_t first_out,
-                         const float* block) {
+                         const float* totals) {
   const NUMBER *bias = call->bias, *residual = call->residual;
   int64_t num_outs = smaller(PANEL, call->out_features - first_out);
-  for (int64_t r = 0; r < num_rows; r++, block += PANEL) {
+  for (int64_t r = 0; r < num_rows; r++, totals += PANEL) {
     int64_t place = (first_row + r) * call->out_features + first_out;
     NUMBER* out = (NUMBER*)call->out + place;
     for (int64_t i = 0; i < num_outs; i++) {
-      float sum = block[i];
+      float sum = totals[i];
       if (bias) sum += READ(bias[first_out + i]);
       if (residual) sum = READ(MADE(sum)) + READ(residual[place + i]);
       out[i] = MADE(sum);
@@ -81,13 +81,13 @@ static void NAMED(store)(const Call* call, int64_t first_row, int64_t num_rows, 
 
 static void NAMED(multiply)(const Call* call, int64_t number) {
   const Unit* panel = call->weight + number * call->num_units * PANEL;
-  float block[BLOCK_ROWS * PANEL] __attribute__((aligned(64)));
-  for (int64_t first = 0; first < call->num_rows; first += BLOCK_ROWS) {
-    int64_t num_rows = smaller(BLOCK_ROWS, call->num_rows - first);
+  float totals[ROWS_AT_ONCE * PANEL] __attribute__((aligned(64)));
+  for (int64_t first = 0; first < call->num_rows; first += ROWS_AT_ONCE) {
+    int64_t num_rows = smaller(ROWS_AT_ONCE, call->num_rows - first);
     for (int64_t unit = 0; unit < call->num_units; unit += PART)
       for (int64_t r = 0; r < num_rows; r += GROUP)
-        NAMED(add_rows)(call, first + r, panel, unit, block + r * PANEL);
-    NAMED(store)(call, first, num_rows, number * PANEL, block);
+        NAMED(add_rows)(call, first + r, panel, unit, totals + r * PANEL);
+    NAMED(store)(call, first, num_rows, number * PANEL, totals);
   }
 }
 

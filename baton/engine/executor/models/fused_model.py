@@ -39,7 +39,7 @@ class FusedModel:
     ) -> None:
         decoder = model.model
         self._rowwise = rowwise
-        self._final_norm = _apart(decoder.norm.weight)
+        self._final_norm = _copy_of(decoder.norm.weight)
         self._lm_head, self._embed = _head_and_embedding(model, linear_of)
         is_adjacent = model.dtype == torch.float32
         self.execution = "fused-adjacent" if is_adjacent else "fused-halves"
@@ -112,8 +112,8 @@ class _FusedLayer:
         self._num_kv_heads = attn.k_proj.out_features // self._head_dim
         self._num_heads = attn.q_proj.out_features // self._head_dim
         self._rowwise = rowwise
-        self._input_norm = _apart(layer.input_layernorm.weight)
-        self._post_norm = _apart(layer.post_attention_layernorm.weight)
+        self._input_norm = _copy_of(layer.input_layernorm.weight)
+        self._post_norm = _copy_of(layer.post_attention_layernorm.weight)
         self._eps: float = layer.input_layernorm.variance_epsilon
         order = _adjacent_order(self._head_dim) if is_adjacent else slice(None)
         self._qkv = linear_of(
@@ -126,7 +126,7 @@ class _FusedLayer:
             )
         )
         self._qk_norms = [
-            _apart(getattr(attn, name).weight[order])
+            _copy_of(getattr(attn, name).weight[order])
             for name in ("q_norm", "k_norm")
             if hasattr(attn, name)
         ]
@@ -190,7 +190,7 @@ def _head_and_embedding(
     return linear, embed
 
 
-def _apart(weight: torch.Tensor) -> torch.Tensor:
+def _copy_of(weight: torch.Tensor) -> torch.Tensor:
     """Returns a copy of a small weight, without which all of its file would stay mapped."""
     return weight.detach().clone()
 
