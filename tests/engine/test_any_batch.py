@@ -30,9 +30,17 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logits_are_bitwise_equal_alone_and_together(wide_model: str, dtype: str) -> None:
-    engine = load(wide_model, dtype=dtype, prefix_caching=False, num_threads=2)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dtype": "float32"},
+        {"dtype": "bfloat16"},
+        {"dtype": "bfloat16", "quantization": "int4"},
+    ],
+    ids=str,
+)
+def test_logits_are_bitwise_equal_alone_and_together(wide_model: str, settings: dict) -> None:
+    engine = load(wide_model, prefix_caching=False, num_threads=2, **settings)
     prompts = [random_prompt(length) for length in LENGTHS]
     together = engine.generate(prompts, SCORED)
     for prompt, beside_others in zip(prompts, together, strict=True):

@@ -1,9 +1,12 @@
 """Linear layers of the C library against float64."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from baton_kernels.cpu.coded_weight import CodedWeight, halves_of, quantized
 from baton_kernels.cpu.linear import PackedLinear
 from tests.support.kernels.comparison import (
     apart,
@@ -16,42 +19,83 @@ from tests.support.kernels.comparison import (
 
 pytestmark = pytest.mark.system  # a C compiler
 
-# Dtypes of rows and weight.
-FORMATS = [
-    (torch.float32, torch.float32),
-    (torch.float32, torch.bfloat16),
-    (torch.bfloat16, torch.bfloat16),
-]
-EACH_FORMAT = pytest.mark.parametrize("dtypes", FORMATS, ids=str)
-# Rows that are read where they lie, arranged in a group, and both; more than are computed at once.
+Weight = torch.Tensor | CodedWeight
+
+# Of bfloat16, whose products with numbers of bfloat16 are summed by pairs.
+LEVELS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def plain(dtype: torch.dtype) -> Callable[[int, int], Weight]:
+    return lambda outputs, inputs: random(outputs, inputs, dtype=dtype)
+
+
+def coded(bits: int, group: int, *, has_minima: bool) -> Callable[[int, int], Weight]:
+    """Codes of all values, in groups of `group` inputs or, of an odd number of them, one."""
+
+    def make(outputs: int, inputs: int) -> CodedWeight:
+        num_groups = 1 if inputs % group else inputs // group
+        scales, minima = torch.rand(2, outputs, num_groups)
+        offsets = minima - 0.5 if has_minima else None
+        codes = torch.randint(0, 2**bits, (outputs, inputs), dtype=torch.uint8)
+        if bits == 8:
+            return CodedWeight(codes.view(torch.int8), scales, offsets)
+        return CodedWeight(halves_of(codes), scales, offsets, LEVELS)
+
+    return make
+
+
+# The dtype of rows, and what makes a weight.
+FORMATS = {
+    "float32": (torch.float32, plain(torch.float32)),
+    "bfloat16 for float32": (torch.float32, plain(torch.bfloat16)),
+    "bfloat16": (torch.bfloat16, plain(torch.bfloat16)),
+    "8 bits": (torch.float32, coded(8, 8, has_minima=False)),
+    "8 bits with minima": (torch.bfloat16, coded(8, 32, has_minima=True)),
+    "4 bits with minima": (torch.float32, coded(4, 32, has_minima=True)),
+    "4 bits": (torch.bfloat16, coded(4, 128, has_minima=False)),
+}
+EACH_FORMAT = pytest.mark.parametrize("name", FORMATS)
+# Rows that are read where they lie, arranged in a tile, and both; more than are computed at once.
 NUM_ROWS = (1, 2, 3, 5, 6, 8, 9, 12, 17, 23, 210)
+
+
+def numbers(weight: Weight) -> torch.Tensor:
+    return weight.numbers() if isinstance(weight, CodedWeight) else weight
 
 
 @each_case(
     pairwise(
         num_rows=NUM_ROWS,
         out_features=(1, 40, 333),
-        in_features=(2, 10, 258, 1024),  # a pair, less and more than a part of them
+        in_features=(8, 40, 264, 1280),  # less and more than a part of them
         has_bias=(False, True),
-        dtypes=FORMATS,
+        name=tuple(FORMATS),
     )
 )
 def test_layer_matches_float64(case: dict) -> None:
-    dtype, weight_dtype = case["dtypes"]
+    dtype, make = FORMATS[case["name"]]
     x = random(case["num_rows"], case["in_features"], dtype=dtype)
-    weight = random(case["out_features"], case["in_features"], dtype=weight_dtype)
+    weight = make(case["out_features"], case["in_features"])
     bias = random(case["out_features"], dtype=dtype) if case["has_bias"] else None
     layer = PackedLinear(weight, bias, dtype)
-    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    plain_bias = None if bias is None else bias.double()
+    exact = F.linear(x.double(), numbers(weight).double(), plain_bias)
     assert_close(on_poisoned_memory(layer, x), exact)
     assert_close(on_poisoned_memory(layer, apart(x)), exact)
 
 
+@pytest.mark.parametrize("inputs", [2, 10])
+def test_bfloat16_pairs_match_float64(inputs: int) -> None:
+    weight, x = random(5, inputs, dtype=torch.bfloat16), random(3, inputs, dtype=torch.float32)
+    found = PackedLinear(weight, None, torch.float32)(x)
+    assert_close(found, F.linear(x.double(), weight.double()))
+
+
 @EACH_FORMAT
-def test_outputs_are_bitwise_equal_in_any_batch(dtypes: tuple) -> None:
-    dtype, weight_dtype = dtypes
-    layer = PackedLinear(random(70, 300, dtype=weight_dtype), None, dtype)
-    x = random(max(NUM_ROWS), 300, dtype=dtype)
+def test_outputs_are_bitwise_equal_in_any_batch(name: str) -> None:
+    dtype, make = FORMATS[name]
+    layer = PackedLinear(make(70, 320), None, dtype)
+    x = random(max(NUM_ROWS), 320, dtype=dtype)
     together = layer(x)
     for num_rows in NUM_ROWS:
         for first in (0, 7):
@@ -61,10 +105,9 @@ def test_outputs_are_bitwise_equal_in_any_batch(dtypes: tuple) -> None:
 
 @EACH_FORMAT
 @pytest.mark.parametrize("num_rows", [1, 30])
-def test_plus_rounds_before_it_adds(dtypes: tuple, num_rows: int) -> None:
-    dtype, weight_dtype = dtypes
-    weight, bias = random(50, 64, dtype=weight_dtype), random(50, dtype=dtype)
-    layer = PackedLinear(weight, bias, dtype)
+def test_plus_rounds_before_it_adds(name: str, num_rows: int) -> None:
+    dtype, make = FORMATS[name]
+    layer = PackedLinear(make(50, 64), random(50, dtype=dtype), dtype)
     x, residual = random(num_rows, 64, dtype=dtype), random(num_rows, 50, dtype=dtype)
     before = residual.clone()
     found = layer.plus(x, residual)
@@ -72,28 +115,66 @@ def test_plus_rounds_before_it_adds(dtypes: tuple, num_rows: int) -> None:
 
 
 @EACH_FORMAT
-def test_no_rows_give_no_outputs(dtypes: tuple) -> None:
-    dtype, weight_dtype = dtypes
-    layer = PackedLinear(random(5, 8, dtype=weight_dtype), None, dtype)
+def test_no_rows_give_no_outputs(name: str) -> None:
+    dtype, make = FORMATS[name]
+    layer = PackedLinear(make(5, 8), None, dtype)
     assert layer(torch.empty(0, 8, dtype=dtype)).shape == (0, 5)
 
 
 @EACH_FORMAT
-def test_rows_of_the_weight_are_those_packed(dtypes: tuple) -> None:
-    dtype, weight_dtype = dtypes
-    weight = random(70, 12, dtype=weight_dtype)
+def test_rows_of_the_weight_are_those_packed(name: str) -> None:
+    dtype, make = FORMATS[name]
+    weight = make(70, 64)
     indices = torch.tensor([69, 0, 33, 33])
     found = PackedLinear(weight, None, dtype).rows_of_weight(indices)
-    assert torch.equal(found, weight[indices].to(dtype))
+    assert torch.equal(found, numbers(weight)[indices].to(dtype))
 
 
 @EACH_FORMAT
-def test_numbers_that_are_not_finite_reach_their_own_row(dtypes: tuple) -> None:
-    """Those of the rows; one in a weight reaches its own output of each row."""
-    dtype, weight_dtype = dtypes
-    weight, x = random(40, 16, dtype=weight_dtype), random(20, 16, dtype=dtype)
-    x[3, 5], weight[7, 2] = torch.nan, torch.inf
+def test_numbers_that_are_not_finite_reach_their_own_row(name: str) -> None:
+    """Those of the rows; one in a weight, or a scale, reaches its own output of each row."""
+    dtype, make = FORMATS[name]
+    weight, x = make(40, 16), random(20, 16, dtype=dtype)
+    x[3, 5] = torch.nan
+    (weight.scales if isinstance(weight, CodedWeight) else weight)[7, 0] = torch.inf
     found = PackedLinear(weight, None, dtype)(x)
     expected = torch.zeros(20, 40, dtype=torch.bool)
     expected[3], expected[:, 7] = True, True
     assert torch.equal(~found.isfinite(), expected)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("group", [8, 32])
+def test_quantized_numbers_are_within_half_a_step(bits: int, group: int) -> None:
+    """In 4 bits the largest number has one level, -8, of which there is no opposite."""
+    weight = random(70, 96, dtype=torch.bfloat16)
+    weight[3, :group] = 0
+    found = quantized(weight, bits, group)
+    assert found.shape == weight.shape
+    apart_by = (found.numbers() - weight).unflatten(1, (-1, group)).abs().amax(-1)
+    steps = 0.5 if bits == 8 else 1.0
+    assert (apart_by <= steps * found.scales.abs() * (1 + 1e-5)).all()
+    assert torch.equal(found.numbers()[3, :group], torch.zeros(group))
+
+
+def test_rows_of_a_quantized_weight_are_those_of_all() -> None:
+    weight = random(70, 96, dtype=torch.float32)
+    rows = torch.tensor([5, 2, 69])
+    for bits in (8, 4):
+        whole = quantized(weight, bits, 32)
+        assert torch.equal(whole[rows].numbers(), whole.numbers()[rows])
+        assert torch.equal(quantized(weight[rows], bits, 32).numbers(), whole.numbers()[rows])
+
+
+def test_codes_take_as_many_bytes_as_they_have_bits() -> None:
+    """With 32 bits for the scale of 32 inputs."""
+    weight = random(96, 256, dtype=torch.bfloat16)
+    for bits in (8, 4):
+        layer = PackedLinear(quantized(weight, bits, 32), None, torch.bfloat16)
+        assert layer.num_bytes == 96 * 256 * (bits + 1) / 8
+
+
+def test_groups_that_units_do_not_divide_are_refused() -> None:
+    weight = CodedWeight(torch.zeros(4, 12, dtype=torch.int8), torch.ones(4, 2))
+    with pytest.raises(ValueError, match="2 inputs of a group are no multiple of 4"):
+        PackedLinear(weight, None, torch.float32)

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -15,8 +16,8 @@ from baton.engine.executor.cache.kv_pool import KvCache
 from baton.engine.executor.models.cuda_graphs import NO_GRAPHS, Graphs
 from baton.engine.executor.models.fused_model import FusedModel
 from baton.engine.executor.models.hf import PreTrainedModel
-from baton.engine.executor.models.linear import LinearOf, TorchLinear, linear_in_c
-from baton.engine.executor.models.llama_shaped import is_dense, why_unknown
+from baton.engine.executor.models.linear import IN_C, QUANTIZED, TORCH, Products
+from baton.engine.executor.models.llama_shaped import DENSE, is_dense, why_unknown
 from baton.engine.executor.models.rowwise import Rowwise, TorchRowwise
 from baton.engine.executor.models.transformers_model import (
     AttentionHook,
@@ -26,7 +27,7 @@ from baton.engine.executor.models.transformers_model import (
 from baton.engine.executor.runner import DecoderModel
 from baton.engine.executor.sampling.sampler import Sampler
 from baton.errors import InvalidArgumentError
-from baton_kernels.cpu.library import KERNELS, NoLibraryError
+from baton_kernels.cpu.library import KERNELS, NoLibraryError, load
 from baton_kernels.cpu.library import Library as CLibrary
 from baton_kernels.cpu.paged_attention import prompt_arithmetic
 from baton_kernels.cpu.rowwise import DTYPES, RowwiseKernels
@@ -80,31 +81,38 @@ class TorchBackend:
     """Backend of torch operations, for any torch device; the backend for CPUs.
 
     `uses_c_kernels`: kernels in C, where they are available, read blocks in place for attention
-    and compute products and row-wise operations. `library`: those of attention.
+    and compute products and row-wise operations. `products`: those that they compute. `library`:
+    those of attention.
     """
 
     def __init__(
-        self, layers: list[LayerAttention], *, uses_c_kernels: bool, library: CLibrary = KERNELS
+        self,
+        layers: list[LayerAttention],
+        *,
+        uses_c_kernels: bool,
+        products: Products = IN_C,
+        library: CLibrary = KERNELS,
     ) -> None:
         self._layers = layers
         self._library = library
         self._uses_c_kernels = uses_c_kernels
+        self._products = products
 
     def decoder(self, model: PreTrainedModel, hook: AttentionHook) -> DecoderModel:
         if is_dense(model):
-            rowwise, linear_of = self._operations(model)
-            return FusedModel(model, self._layers, hook.max_len, rowwise, linear_of)
+            rowwise, products = self._operations(model)
+            return FusedModel(model, self._layers, hook.max_len, rowwise, products)
         return TransformersModel(model, hook)
 
-    def _operations(self, model: PreTrainedModel) -> tuple[Rowwise, LinearOf]:
-        has_numbers = model.device.type != "meta"  # which an encoder has alone
-        if not self._uses_c_kernels or model.dtype not in DTYPES or not has_numbers:
-            return TorchRowwise(), TorchLinear
-        try:
-            return RowwiseKernels(model.dtype), linear_in_c
-        except NoLibraryError as error:
-            _report(f"torch computes products, norms, activations and rotations: {error}")
-            return TorchRowwise(), TorchLinear
+    def _operations(self, model: PreTrainedModel) -> tuple[Rowwise, Products]:
+        if model.device.type == "meta":  # an encoder's, which runs on other workers alone
+            return TorchRowwise(), replace(TORCH, execution=self._products.execution)
+        if self._uses_c_kernels and model.dtype in DTYPES:
+            try:
+                return RowwiseKernels(model.dtype), self._products
+            except NoLibraryError as error:
+                _report(f"torch computes products, norms, activations and rotations: {error}")
+        return TorchRowwise(), TORCH
 
     def attention(self, cache: KvCache) -> Attention:
         if not self._uses_c_kernels:
@@ -154,8 +162,13 @@ def choose_backend(
     device: torch.device,
 ) -> Backend:
     """Chooses the backend for `model` on `device`. Raises `InvalidArgumentError`, with the setting
-    to change, if the config requires Triton kernels that cannot run."""
+    to change, if the config requires kernels that cannot run."""
     wanted = _named(config)
+    if config.quantization != "none" and (why_not := _why_not_quantized(config, model, device)):
+        raise InvalidArgumentError(
+            "quantization",
+            f"is {config.quantization!r}, for which products are kernels in C; {why_not}",
+        )
     if config.kernels != "torch" and (wanted is not None or device.type == "cuda"):
         why_not = _why_no_kernels(config, model, layers, device)
         if why_not is None:
@@ -169,7 +182,11 @@ def choose_backend(
             )
         logger.warning("torch computes attention, which is slower: %s", why_not)
     uses_c_kernels = config.kernels == "auto" and device.type == "cpu"
-    return TorchBackend([layer.attention for layer in layers], uses_c_kernels=uses_c_kernels)
+    return TorchBackend(
+        [layer.attention for layer in layers],
+        uses_c_kernels=uses_c_kernels,
+        products=QUANTIZED.get(config.quantization, IN_C),
+    )
 
 
 @functools.cache
@@ -185,6 +202,29 @@ def _named(config: EngineConfig) -> str | None:
     if config.attention_backend != "auto":
         return "attention_backend"
     return "kernels" if config.kernels == "triton" else None
+
+
+def _why_not_quantized(
+    config: EngineConfig, model: PreTrainedModel, device: torch.device
+) -> str | None:
+    """Returns the reason for which weights cannot be quantized at load; None if they can."""
+    if device.type not in ("cpu", "meta"):
+        return f"they run on a CPU and the device is {device.type}: unset it there"
+    if (wanted := _named(config)) is not None or config.kernels != "auto":
+        named = wanted or "kernels"
+        return f"and {named} is {getattr(config, named)!r}: unset one of them"
+    if not is_dense(model):
+        return (
+            f"this {type(model).__name__} has none, only plain {' and '.join(DENSE.values())} "
+            "models do: unset it"
+        )
+    if model.dtype not in DTYPES:
+        return f"they compute in float32 and bfloat16, and dtype is {model.dtype}: choose one"
+    try:
+        load(KERNELS)
+    except NoLibraryError as error:
+        return f"and there are none: {error}"
+    return None
 
 
 def _why_no_kernels(

@@ -2,13 +2,18 @@
 //
 // A weight, [out_features, in_features], is packed in panels of PANEL outputs. A panel is an array of
 // units, [num_units][PANEL], where a unit is what 32 bits hold of the inputs of one output: a float,
-// or two consecutive numbers of bfloat16. Outputs are the lanes of vectors: a panel is read in the
-// order of memory, the units of rows are broadcast, and no sum goes across lanes.
+// two consecutive numbers of bfloat16, or codes of four inputs or eight. Outputs are the lanes of
+// vectors: a panel is read in the order of memory, the units of rows are broadcast, and no sum goes
+// across lanes.
 //
-// Rows are computed in groups, whose sums fit into registers, and units in parts, of which a part of
-// a panel fits into the first-level cache. A sum begins anew with each part and is added to that of
-// those before. So an output is summed in the same order however many rows there are: it is bitwise
-// the same in any batch.
+// A code of 8 bits stands for a signed integer, one of 4 bits for a level, of which there are 16. A
+// number of the weight is that times the scale of its output and group of inputs, plus its minimum.
+// The levels are multiplied by the rows, the sum of a group by its scale.
+//
+// Rows are computed in tiles, whose sums fit into registers, and units in parts, of which a part of
+// a panel fits into the first-level cache. A sum begins anew with each part, or group, and is added
+// to that of those before. So an output is summed in the same order however many rows there are: it
+// is bitwise the same in any batch.
 
 #include <stdint.h>
 #include <string.h>
@@ -17,19 +22,20 @@
 #include "vectors.h"
 
 #if LANES == 16
-#define GROUP 12      // rows
-#define MAX_DIRECT 8  // rows of a group that are read where they lie
+#define TILE 12       // rows
+#define MAX_DIRECT 8  // rows of a tile that are read where they lie
 #else
-#define GROUP 6
+#define TILE 6
 #define MAX_DIRECT 5
 #endif
 
 #define VECTORS 2
 #define PANEL (VECTORS * LANES)
-#define PART 128                // units
-#define ROWS_AT_ONCE (16 * GROUP)  // whose sums stay in the first-level cache
-#define MANY 65536              // units of rows, for more than one thread to arrange them
-#define AHEAD 2048              // bytes that are fetched early where two products share a unit
+#define PART 128                 // units
+#define ROWS_AT_ONCE (16 * TILE)  // whose sums stay in the first-level cache
+#define MANY 65536               // units of rows, for more than one thread to arrange them
+#define AHEAD 2048               // bytes that are fetched early where two products share a unit
+#define LEVELS 16
 
 #define UNROLLED _Pragma("GCC unroll 16")
 
@@ -37,13 +43,17 @@ typedef uint32_t Unit;
 
 // The arguments of a call, in the order of `_Call` in linear.py.
 typedef struct {
-  const void* rows;       // [num_rows, in_features]
-  const Unit* weight;     // [num_panels, num_units, PANEL]
-  const void* bias;       // [out_features]; NULL: none
-  const void* residual;   // [num_rows, out_features], to add; NULL: none
-  void* out;              // [num_rows, out_features]
-  void* arranged;         // memory for `baton_linear_arranged_rows` rows
-  int64_t num_rows, row_stride, num_units, out_features, num_threads;
+  const void* rows;        // [num_rows, in_features]
+  const Unit* weight;      // [num_panels, num_units, PANEL]
+  const float* levels;     // [LEVELS], of codes of 4 bits
+  const float* scales;     // [num_panels, num_groups, PANEL], of codes
+  const float* minima;     // as the scales; NULL: they are 0
+  const void* bias;        // [out_features]; NULL: none
+  const void* residual;    // [num_rows, out_features], to add; NULL: none
+  void* out;               // [num_rows, out_features]
+  void* arranged;          // memory for `baton_linear_arranged_rows` rows
+  float* group_sums;       // memory for sums of groups, [num_rows, num_groups]; NULL: no minima
+  int64_t num_rows, row_stride, num_units, group_units, out_features, num_threads;
 } Call;
 
 INLINE BitVector units_at(const Unit* source) { return *(const BitVector*)source; }
@@ -52,24 +62,41 @@ INLINE BitVector units_at(const Unit* source) { return *(const BitVector*)source
 INLINE Vector first_of(BitVector units) { return (Vector)(units << 16); }
 INLINE Vector second_of(BitVector units) { return (Vector)(units & 0xffff0000u); }
 
+INLINE float same(float number) { return number; }
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Rows that are arranged by groups, and zeros that fill the last one: of a few rows more, there are
+// Rows that are arranged by tiles, and zeros that fill the last one: of a few rows more, there are
 // pointers to each.
 int64_t baton_linear_arranged_rows(int64_t num_rows) {
-  int64_t left = num_rows % GROUP;
-  return num_rows - left + (left > MAX_DIRECT ? GROUP : 0);
+  int64_t left = num_rows % TILE;
+  return num_rows - left + (left > MAX_DIRECT ? TILE : 0);
 }
 
 INLINE void add_products_of_row(Vector* sums, Vector of_row, const Vector* of_panel) {
   UNROLLED for (int v = 0; v < VECTORS; v++) sums[v] += of_row * of_panel[v];
 }
 
+#if LANES == 16
+typedef Vector Levels;
+INLINE Levels levels_at(const float* source) { return load(source); }
+INLINE Vector levels_of(Levels levels, BitVector codes) {
+  return (Vector)__builtin_shuffle((BitVector)levels, codes);
+}
+#else
+typedef struct { Vector low, high; } Levels;
+INLINE Levels levels_at(const float* source) {
+  return (Levels){load(source), load(source + LANES)};
+}
+INLINE Vector levels_of(Levels levels, BitVector codes) {
+  return (Vector)__builtin_shuffle((BitVector)levels.low, (BitVector)levels.high, codes);
+}
+#endif
+
 // For each format `add_products` adds to the sums of rows, which are `step` numbers apart, the
 // products of a unit of each of them with that of each output of a panel.
 
 INLINE void add_products_float32(Vector sums[][VECTORS], const float* rows, int64_t step,
-                                 const int num_rows, const Unit* panel) {
+                                 const int num_rows, const Unit* panel, const float* levels) {
   Vector units[VECTORS];
   UNROLLED for (int v = 0; v < VECTORS; v++) units[v] = held((Vector)units_at(panel + v * LANES));
   UNROLLED for (int r = 0; r < num_rows; r++)
@@ -79,12 +106,12 @@ INLINE void add_products_float32(Vector sums[][VECTORS], const float* rows, int6
 #define NAMED(name) name##_float32
 #define NUMBER float
 #define NUMBERS_PER_UNIT 1
-#define READ(number) (number)
-#define MADE(number) (number)
+#define IS_CODED 0
 #include "linear_of_format.h"
 
 INLINE void add_products_bfloat16_weight(Vector sums[][VECTORS], const float* rows, int64_t step,
-                                         const int num_rows, const Unit* panel) {
+                                         const int num_rows, const Unit* panel,
+                                         const float* levels) {
   Vector numbers[VECTORS];
   UNROLLED for (int v = 0; v < VECTORS; v++) {
     __builtin_prefetch((const char*)(panel + v * LANES) + AHEAD);
@@ -101,30 +128,129 @@ INLINE void add_products_bfloat16_weight(Vector sums[][VECTORS], const float* ro
 #define NAMED(name) name##_bfloat16_weight
 #define NUMBER float
 #define NUMBERS_PER_UNIT 2
-#define READ(number) (number)
-#define MADE(number) (number)
+#define IS_CODED 0
+#include "linear_of_format.h"
+
+// Input `i` of four has the byte `i` of a unit.
+INLINE Vector integers_of(BitVector units, const int i) {
+  typedef int32_t Integers __attribute__((vector_size(4 * LANES)));
+  return __builtin_convertvector((Integers)(units << (24 - 8 * i)) >> 24, Vector);
+}
+
+INLINE void add_products_codes8(Vector sums[][VECTORS], const float* rows, int64_t step,
+                                const int num_rows, const Unit* panel, const float* levels) {
+  UNROLLED for (int i = 0; i < 4; i++) {
+    Vector numbers[VECTORS];
+    UNROLLED for (int v = 0; v < VECTORS; v++)
+      numbers[v] = held(integers_of(units_at(panel + v * LANES), i));
+    UNROLLED for (int r = 0; r < num_rows; r++)
+      add_products_of_row(sums[r], all(rows[r * step + i]), numbers);
+  }
+}
+
+#define NAMED(name) name##_codes8
+#define NUMBER float
+#define NUMBERS_PER_UNIT 4
+#define IS_CODED 1
+#include "linear_of_format.h"
+
+// Of eight inputs, those of even number have the lower half of a unit, the others the upper one.
+INLINE int place_of(const int i) { return 4 * (i / 2) + 16 * (i % 2); }
+
+INLINE void add_products_codes4(Vector sums[][VECTORS], const float* rows, int64_t step,
+                                const int num_rows, const Unit* panel, const float* levels) {
+  Levels all_levels = levels_at(levels);
+  UNROLLED for (int i = 0; i < 8; i++) {
+    Vector numbers[VECTORS];
+    UNROLLED for (int v = 0; v < VECTORS; v++)
+      numbers[v] = held(levels_of(all_levels, units_at(panel + v * LANES) >> place_of(i)));
+    UNROLLED for (int r = 0; r < num_rows; r++)
+      add_products_of_row(sums[r], all(rows[r * step + i]), numbers);
+  }
+}
+
+#define NAMED(name) name##_codes4
+#define NUMBER float
+#define NUMBERS_PER_UNIT 8
+#define IS_CODED 1
 #include "linear_of_format.h"
 
 #if defined(__AVX512BF16__)
+INLINE __m512bh pair_of_row(const BFloat16* row) {
+  Unit unit;
+  memcpy(&unit, row, sizeof unit);
+  return (__m512bh)_mm512_set1_epi32(unit);
+}
+
+INLINE void add_products_of_pair(Vector* sums, __m512bh of_row, const __m512bh* of_panel) {
+  UNROLLED for (int v = 0; v < VECTORS; v++)
+    sums[v] = (Vector)_mm512_dpbf16_ps((__m512)sums[v], of_panel[v], of_row);
+}
+
 INLINE void add_products_bfloat16(Vector sums[][VECTORS], const BFloat16* rows, int64_t step,
-                                  const int num_rows, const Unit* panel) {
+                                  const int num_rows, const Unit* panel, const float* levels) {
   __m512bh pairs[VECTORS];
   UNROLLED for (int v = 0; v < VECTORS; v++)
     pairs[v] = (__m512bh)held((Vector)units_at(panel + v * LANES));
-  UNROLLED for (int r = 0; r < num_rows; r++) {
-    Unit unit;
-    memcpy(&unit, rows + r * step, sizeof unit);
-    __m512bh of_row = (__m512bh)_mm512_set1_epi32(unit);
-    UNROLLED for (int v = 0; v < VECTORS; v++)
-      sums[r][v] = (Vector)_mm512_dpbf16_ps((__m512)sums[r][v], pairs[v], of_row);
-  }
+  UNROLLED for (int r = 0; r < num_rows; r++)
+    add_products_of_pair(sums[r], pair_of_row(rows + r * step), pairs);
 }
 
 #define NAMED(name) name##_bfloat16
 #define NUMBER BFloat16
 #define NUMBERS_PER_UNIT 2
-#define READ(number) number_of_bfloat16(number)
-#define MADE(number) bfloat16_of(number)
+#define IS_CODED 0
+#include "linear_of_format.h"
+
+// Integers of 8 bits are exact in bfloat16.
+INLINE __m512bh pair_of_integers(BitVector units, const int i) {
+  BitVector first = (BitVector)integers_of(units, i), second = (BitVector)integers_of(units, i + 1);
+  return (__m512bh)(first >> 16 | (second & 0xffff0000u));
+}
+
+INLINE void add_products_codes8_bfloat16(Vector sums[][VECTORS], const BFloat16* rows, int64_t step,
+                                         const int num_rows, const Unit* panel,
+                                         const float* levels) {
+  UNROLLED for (int i = 0; i < 4; i += 2) {
+    __m512bh pairs[VECTORS];
+    UNROLLED for (int v = 0; v < VECTORS; v++)
+      pairs[v] = (__m512bh)held((Vector)pair_of_integers(units_at(panel + v * LANES), i));
+    UNROLLED for (int r = 0; r < num_rows; r++)
+      add_products_of_pair(sums[r], pair_of_row(rows + r * step + i), pairs);
+  }
+}
+
+#define NAMED(name) name##_codes8_bfloat16
+#define NUMBER BFloat16
+#define NUMBERS_PER_UNIT 4
+#define IS_CODED 1
+#include "linear_of_format.h"
+
+// The levels, rounded, twice: five bits choose one of them, the highest of which may be any.
+INLINE __m512i levels_of_bfloat16(const float* levels) {
+  __m256i half = (__m256i)_mm512_cvtneps_pbh((__m512)load(levels));
+  return _mm512_broadcast_i64x4(half);
+}
+
+INLINE void add_products_codes4_bfloat16(Vector sums[][VECTORS], const BFloat16* rows, int64_t step,
+                                         const int num_rows, const Unit* panel,
+                                         const float* levels) {
+  __m512i all_levels = levels_of_bfloat16(levels);
+  UNROLLED for (int i = 0; i < 8; i += 2) {
+    __m512bh pairs[VECTORS];
+    UNROLLED for (int v = 0; v < VECTORS; v++) {
+      __m512i codes = (__m512i)(units_at(panel + v * LANES) >> place_of(i));
+      pairs[v] = (__m512bh)held((Vector)_mm512_permutexvar_epi16(codes, all_levels));
+    }
+    UNROLLED for (int r = 0; r < num_rows; r++)
+      add_products_of_pair(sums[r], pair_of_row(rows + r * step + i), pairs);
+  }
+}
+
+#define NAMED(name) name##_codes4_bfloat16
+#define NUMBER BFloat16
+#define NUMBERS_PER_UNIT 8
+#define IS_CODED 1
 #include "linear_of_format.h"
 #endif
 

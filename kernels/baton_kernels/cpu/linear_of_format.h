@@ -1,58 +1,93 @@
 // The function of linear.c: included once for each format.
 //
-// NUMBER is the type of the rows' numbers in memory, READ makes a float of one, MADE one of a float;
-// NUMBERS_PER_UNIT are those that a unit of the weight is multiplied by. NAMED gives functions the
-// name of the format.
+// NUMBER is the type of the rows' numbers in memory; NUMBERS_PER_UNIT are those that a unit of the
+// weight is multiplied by; IS_CODED is whether the weight has codes. NAMED gives functions the name
+// of the format.
 
-// Arranges a part of the units of rows: in each group, [num_units][GROUP][NUMBERS_PER_UNIT].
+#define READ(number) _Generic((NUMBER){0}, float: same, BFloat16: number_of_bfloat16)(number)
+#define MADE(number) _Generic((NUMBER){0}, float: same, BFloat16: bfloat16_of)(number)
+
+// Arranges a part of the units of rows: in each tile, [num_units][TILE][NUMBERS_PER_UNIT].
 static void NAMED(arrange)(const Call* call, int64_t num_arranged, int64_t first_unit) {
   int64_t end = smaller(first_unit + PART, call->num_units);
   for (int64_t r = 0; r < num_arranged; r++) {
     const NUMBER* row = (const NUMBER*)call->rows + r * call->row_stride;
     NUMBER* place = (NUMBER*)call->arranged +
-                    (r / GROUP * GROUP * call->num_units + r % GROUP) * NUMBERS_PER_UNIT;
+                    (r / TILE * TILE * call->num_units + r % TILE) * NUMBERS_PER_UNIT;
     for (int64_t unit = first_unit; unit < end; unit++)
       for (int i = 0; i < NUMBERS_PER_UNIT; i++)
-        place[unit * GROUP * NUMBERS_PER_UNIT + i] =
+        place[unit * TILE * NUMBERS_PER_UNIT + i] =
             r < call->num_rows ? row[unit * NUMBERS_PER_UNIT + i] : 0;
   }
 }
 
-// Adds to `totals`, [num_rows][PANEL], the products of a part of the rows' units with that of a
-// panel; with `is_first` sets it to them. Rows are `step` numbers apart, their units `unit_step`.
-INLINE void NAMED(add_group)(const NUMBER* rows, int64_t step, int64_t unit_step, const int num_rows,
-                             const Unit* panel, int64_t num_units, int is_first, float* totals) {
-  Vector sums[GROUP][VECTORS];
-  UNROLLED for (int r = 0; r < num_rows; r++)
-    UNROLLED for (int v = 0; v < VECTORS; v++) sums[r][v] = (Vector){0};
-  for (int64_t unit = 0; unit < num_units; unit++, rows += unit_step, panel += PANEL)
-    NAMED(add_products)(sums, rows, step, num_rows, panel);
-  UNROLLED for (int r = 0; r < num_rows; r++)
-    UNROLLED for (int v = 0; v < VECTORS; v++) {
-      Vector* sum = (Vector*)(totals + r * PANEL + v * LANES);
-      if (!is_first) sums[r][v] += *sum;
-      *sum = sums[r][v];
-    }
+// Sums the numbers of each group of a row.
+static void NAMED(sum_groups)(const Call* call, int64_t row) {
+  int64_t num_groups = call->num_units / call->group_units;
+  int64_t size = call->group_units * NUMBERS_PER_UNIT;
+  const NUMBER* numbers = (const NUMBER*)call->rows + row * call->row_stride;
+  for (int64_t group = 0; group < num_groups; group++, numbers += size) {
+    float sum = 0;
+    for (int64_t i = 0; i < size; i++) sum += READ(numbers[i]);
+    call->group_sums[row * num_groups + group] = sum;
+  }
 }
 
-// The same for a group that begins with `row`.
-static void NAMED(add_rows)(const Call* call, int64_t row, const Unit* panel, int64_t first_unit,
-                            float* totals) {
-  int64_t num_units = smaller(PART, call->num_units - first_unit), step = call->row_stride;
-  int is_first = first_unit == 0;
-  panel += first_unit * PANEL;
-  if (row < baton_linear_arranged_rows(call->num_rows)) {
-    const NUMBER* rows = (const NUMBER*)call->arranged +
-                         (row * call->num_units + first_unit * GROUP) * NUMBERS_PER_UNIT;
-    return NAMED(add_group)(rows, NUMBERS_PER_UNIT, GROUP * NUMBERS_PER_UNIT, GROUP, panel,
-                            num_units, is_first, totals);
+// Where the units of a tile of rows are: the number of a row's unit is `rows[r * step]` or one of
+// those behind it, that of its next one `unit_step` further.
+typedef struct {
+  const NUMBER* rows;
+  int64_t step, unit_step, first_row;
+} NAMED(Tile);
+
+// Adds to `totals`, [num_rows][PANEL], the products of a part of the rows' units with that of a
+// panel; those of the first part it sets to them.
+INLINE void NAMED(add_tile)(const Call* call, NAMED(Tile) tile, const int num_rows, int64_t number,
+                            int64_t first_unit, float* totals) {
+  int64_t end = smaller(first_unit + PART, call->num_units);
+  const Unit* panel = call->weight + (number * call->num_units + first_unit) * PANEL;
+  const NUMBER* rows = tile.rows + first_unit * tile.unit_step;
+  int64_t group_units = IS_CODED ? call->group_units : end - first_unit;
+  for (int64_t unit = first_unit; unit < end; unit += group_units) {
+    Vector sums[TILE][VECTORS];
+    UNROLLED for (int r = 0; r < num_rows; r++)
+      UNROLLED for (int v = 0; v < VECTORS; v++) sums[r][v] = (Vector){0};
+    for (int64_t u = 0; u < group_units; u++, rows += tile.unit_step, panel += PANEL)
+      NAMED(add_products)(sums, rows, tile.step, num_rows, panel, call->levels);
+    int64_t num_groups = IS_CODED ? call->num_units / group_units : 0;
+    int64_t group = IS_CODED ? unit / group_units : 0;
+    int64_t place = (number * num_groups + group) * PANEL;
+    UNROLLED for (int v = 0; v < VECTORS; v++) {
+      Vector scale = all(1), minimum = {0};
+      if (IS_CODED) scale = held(load(call->scales + place + v * LANES));
+      if (IS_CODED && call->minima) minimum = held(load(call->minima + place + v * LANES));
+      UNROLLED for (int r = 0; r < num_rows; r++) {
+        Vector *place_of_total = (Vector*)(totals + r * PANEL + v * LANES), total = {0};
+        if (unit) total = *place_of_total;
+        if (IS_CODED && call->minima)
+          total = multiplied_and_added(
+              minimum, all(call->group_sums[(tile.first_row + r) * num_groups + group]), total);
+        *place_of_total = multiplied_and_added(scale, sums[r][v], total);
+      }
+    }
   }
-  const NUMBER* rows = (const NUMBER*)call->rows + row * step + first_unit * NUMBERS_PER_UNIT;
+}
+
+// The same for a tile that begins with `row`.
+static void NAMED(add_rows)(const Call* call, int64_t row, int64_t number, int64_t first_unit,
+                            float* totals) {
+  if (row < baton_linear_arranged_rows(call->num_rows)) {
+    const NUMBER* rows =
+        (const NUMBER*)call->arranged + row * call->num_units * NUMBERS_PER_UNIT;
+    NAMED(Tile) tile = {rows, NUMBERS_PER_UNIT, TILE * NUMBERS_PER_UNIT, row};
+    return NAMED(add_tile)(call, tile, TILE, number, first_unit, totals);
+  }
+  const NUMBER* rows = (const NUMBER*)call->rows + row * call->row_stride;
+  NAMED(Tile) tile = {rows, call->row_stride, NUMBERS_PER_UNIT, row};
   switch (call->num_rows - row) {
-#define DIRECT(num_rows)                                                                        \
-  case num_rows:                                                                                \
-    return NAMED(add_group)(rows, step, NUMBERS_PER_UNIT, num_rows, panel, num_units, is_first, \
-                            totals);
+#define DIRECT(num_rows) \
+  case num_rows:         \
+    return NAMED(add_tile)(call, tile, num_rows, number, first_unit, totals);
     DIRECT(1) DIRECT(2) DIRECT(3) DIRECT(4) DIRECT(5)
 #if MAX_DIRECT == 8
     DIRECT(6) DIRECT(7) DIRECT(8)
@@ -80,13 +115,12 @@ static void NAMED(store)(const Call* call, int64_t first_row, int64_t num_rows, 
 }
 
 static void NAMED(multiply)(const Call* call, int64_t number) {
-  const Unit* panel = call->weight + number * call->num_units * PANEL;
   float totals[ROWS_AT_ONCE * PANEL] __attribute__((aligned(64)));
   for (int64_t first = 0; first < call->num_rows; first += ROWS_AT_ONCE) {
     int64_t num_rows = smaller(ROWS_AT_ONCE, call->num_rows - first);
     for (int64_t unit = 0; unit < call->num_units; unit += PART)
-      for (int64_t r = 0; r < num_rows; r += GROUP)
-        NAMED(add_rows)(call, first + r, panel, unit, totals + r * PANEL);
+      for (int64_t r = 0; r < num_rows; r += TILE)
+        NAMED(add_rows)(call, first + r, number, unit, totals + r * PANEL);
     NAMED(store)(call, first, num_rows, number * PANEL, totals);
   }
 }
@@ -97,6 +131,8 @@ void NAMED(baton_linear)(const Call* call) {
 #pragma omp parallel for num_threads(call->num_threads) if (num_arranged * call->num_units > MANY)
   for (int64_t unit = 0; unit < call->num_units; unit += PART)
     NAMED(arrange)(call, num_arranged, unit);
+  if (call->group_sums)
+    for (int64_t row = 0; row < call->num_rows; row++) NAMED(sum_groups)(call, row);
 #pragma omp parallel for num_threads(call->num_threads) schedule(static)
   for (int64_t p = 0; p < num_panels; p++) NAMED(multiply)(call, p);
 }
@@ -104,5 +140,6 @@ void NAMED(baton_linear)(const Call* call) {
 #undef NAMED
 #undef NUMBER
 #undef NUMBERS_PER_UNIT
+#undef IS_CODED
 #undef READ
 #undef MADE

@@ -28,3 +28,15 @@ INLINE Vector held(Vector x) {
 }
 
 INLINE Vector all(float number) { return number - (Vector){0}; }
+
+// Returns a * b + c, which is rounded once where this CPU can: left to the compiler, it may be rounded
+// once in one loop and twice in another.
+INLINE Vector multiplied_and_added(Vector a, Vector b, Vector c) {
+#if defined(__AVX512F__)
+  return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}

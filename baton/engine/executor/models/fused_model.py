@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from baton.engine.executor.attention.interface import Attention, LayerAttention, StepBatch
 from baton.engine.executor.models.encoder_features import EncoderFeatures
 from baton.engine.executor.models.hf import PreTrainedModel
-from baton.engine.executor.models.linear import LinearOf, merged
+from baton.engine.executor.models.linear import LinearOf, Products, merged
 from baton.engine.executor.models.mrope import angles_at, dimensions_of_pairs
 from baton.engine.executor.models.rowwise import Rowwise
 from baton_kernels.cpu.linear import PackedLinear
@@ -35,19 +35,20 @@ class FusedModel:
         layers: list[LayerAttention],
         max_len: int,
         rowwise: Rowwise,
-        linear_of: LinearOf,
+        products: Products,
     ) -> None:
         decoder = model.model
         self._rowwise = rowwise
         self._final_norm = _copy_of(decoder.norm.weight)
-        self._lm_head, self._embed = _head_and_embedding(model, linear_of)
+        self._lm_head, self._embed = _head_and_embedding(model, products.head)
         is_adjacent = model.dtype == torch.float32
-        self.execution = "fused-adjacent" if is_adjacent else "fused-halves"
+        arrangement = "fused-adjacent" if is_adjacent else "fused-halves"
+        self.execution = arrangement + products.execution
         self._rotation = _rotation(decoder, max_len, is_adjacent)
         self._dimensions = dimensions_of_pairs(decoder)
         self.has_mrope = self._dimensions is not None
         self._layers = [
-            _FusedLayer(i, layer, attention, is_adjacent, rowwise, linear_of)
+            _FusedLayer(i, layer, attention, is_adjacent, rowwise, products.layer)
             for i, (layer, attention) in enumerate(zip(decoder.layers, layers, strict=True))
         ]
         self._eps = decoder.norm.variance_epsilon

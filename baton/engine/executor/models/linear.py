@@ -1,7 +1,8 @@
 """Linear layer in the fastest form for its device and dtype: `PackedLinear` in C, or `TorchLinear`.
 
-In C a float32 weight is kept in bfloat16 if that loses nothing, as it does of a checkpoint in
-bfloat16: half of the memory, and half of what a step of few rows waits for.
+`Products` are how a model's layers are made: `TORCH`, `IN_C`, or `QUANTIZED` at load. In C a
+float32 weight is kept in bfloat16 if that loses nothing, as it does of a checkpoint in bfloat16:
+half of the memory, and half of what a step of few rows waits for.
 
 On GPUs, without a C compiler, and in bfloat16 on CPUs with AMX, whose tiles oneDNN knows to use,
 torch multiplies. There, in float32 on a CPU, and in bfloat16 on one with instructions for it, the
@@ -13,18 +14,24 @@ number; several rows are multiplied in float32 instead, with a part of the weigh
 time.
 """
 
-from collections.abc import Callable
-from typing import Protocol, TypeAlias
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
 
+from baton_kernels.cpu.coded_weight import quantized
 from baton_kernels.cpu.linear import PackedLinear
 from baton_kernels.cpu.paged_attention import prompt_arithmetic
 
 # With 8 rows and three sizes of weights float32 took 0.4 to 0.7 of the time, with 64 rows 0.2, and
 # with 4 rows 0.9 to 1.2 of it (AVX2, one thread).
 _MIN_ROWS = 8
+_GROUP_SIZE = 32  # inputs with a scale of their own, if a layer is quantized
+_MULTIPLE = 8  # inputs that codes are packed by
 _PART = 2**20  # numbers of a weight that are converted at a time, so that they stay in the cache
 
 
@@ -62,6 +69,15 @@ def _narrowed(weight: torch.Tensor) -> torch.Tensor:
         if not torch.equal(narrow.float(), part):
             return weight
     return narrow
+
+
+def _quantized_in_c(bits: int, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    """Returns a layer of kernels in C in codes of 8 or 4 bits, of a weight that is not quantized
+    yet."""
+    size = math.gcd(weight.shape[1], _GROUP_SIZE)
+    if size % _MULTIPLE:
+        return linear_in_c(weight, bias)
+    return PackedLinear(quantized(weight, bits, size), bias, weight.dtype)
 
 
 class TorchLinear:
@@ -106,6 +122,31 @@ class TorchLinear:
             x, residual, self._packed, self._bias, "add"
         )
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """Makers of the linear layers of a model.
+
+    Attributes:
+        layer: makes those of its layers.
+        head: makes its head.
+        execution: what they add to the name of the model's implementation, if other numbers come of
+            them than of the checkpoint's weights.
+    """
+
+    layer: LinearOf
+    head: LinearOf
+    execution: str = ""
+
+
+TORCH: Final = Products(TorchLinear, TorchLinear)
+IN_C: Final = Products(linear_in_c, linear_in_c)
+# By the setting. The head decides between tokens that are close: it has 8 bits.
+QUANTIZED: Final[Mapping[str, Products]] = {
+    "int8": Products(partial(_quantized_in_c, 8), partial(_quantized_in_c, 8), "-int8"),
+    "int4": Products(partial(_quantized_in_c, 4), partial(_quantized_in_c, 8), "-int4"),
+}
 
 
 def merged(

@@ -9,12 +9,14 @@ from torch import nn
 
 from baton.engine.executor.models.hf import PreTrainedModel
 
-_DENSE: Final = {
+DENSE: Final = {
     "LlamaForCausalLM": "Llama",
     "MistralForCausalLM": "Mistral",
     "Qwen2ForCausalLM": "Qwen 2",
     "Qwen3ForCausalLM": "Qwen 3",
 }
+"""Classes without experts, and their names for users."""
+
 _WITH_EXPERTS: Final = {
     "MixtralForCausalLM": "Mixtral",
     "Qwen3MoeForCausalLM": "Qwen 3 MoE",
@@ -26,13 +28,13 @@ _EXPERTS: Final = {"MixtralExperts", "Qwen3MoeExperts", "GptOssExperts"}
 
 def is_dense(model: PreTrainedModel) -> bool:
     """Returns whether this is a known decoder without experts, unsharded, with plain weights."""
-    return type(model).__name__ in _DENSE and why_unknown(model) is None
+    return type(model).__name__ in DENSE and why_unknown(model) is None
 
 
 def why_unknown(model: PreTrainedModel) -> str | None:
     """Returns the reason for which `triton_model` cannot run this model; None if it can."""
     name = type(model).__name__
-    known = _DENSE | _WITH_EXPERTS
+    known = DENSE | _WITH_EXPERTS
     if name not in known:
         *others, last = known.values()
         return (
