@@ -7,6 +7,7 @@ from textwrap import fill
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from baton.engine.executor.models.quantized.gguf_codes import CODED_TYPES
 from baton.errors import UnsupportedModelError
 from baton.models.gguf.families import FAMILIES
 from baton.models.gguf.tensor_types import TENSOR_TYPES
@@ -47,10 +48,11 @@ baton up --model Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf
 ```
 
 A GGUF file is served with the tokenizer and the chat template in it, under its name without
-`.gguf`. Of a model in parts, name any of them. Weights are dequantized when they are loaded: on a
-CPU a model takes 4 bytes a value, with `--dtype bfloat16` 2, whatever the file takes. Answers are
-those of the model that the file was made of, up to its quantization; tests compare them token for
-token.
+`.gguf`. Of a model in parts, name any of them. On a CPU the layers of Llama, Mistral, Qwen 2 and
+Qwen 3 keep weights of {kept} in codes of 8 or 4 bits, as
+[above](#quantized-weights); all other weights are dequantized when they are loaded, and take 4
+bytes a value or, in bfloat16, 2, whatever the file takes. Answers are those of the model that the
+file was made of, up to its quantization; tests compare them token for token.
 
 The first process that meets a file describes it in `$XDG_CACHE_HOME/baton/gguf` (`~/.cache` if
 unset), which takes some seconds. Files of other architectures or tensor types, with a setting or a
@@ -106,7 +108,7 @@ def models() -> str:
         _SERVED,
         table(head, served),
         "## GGUF",
-        _GGUF,
+        _GGUF.format(kept=", ".join(map(code, CODED_TYPES))),
         table(
             ("`general.architecture`", "architecture"),
             [(code(name), code(family.architecture)) for name, family in FAMILIES.items()],

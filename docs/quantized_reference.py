@@ -12,12 +12,19 @@ _KINDS = ("dense", "experts", "images")
 _TEXT = """Checkpoints with quantized weights are served in the formats below, from safetensors and
 without the packages that wrote them, as by `baton up --model Qwen/Qwen3-0.6B-FP8`.
 
-Weights are computed while they are loaded, on the CPU, one parameter after the other, and are from
-then on plain ones in the dtype of `--dtype`. So they take in memory what the original checkpoint
-takes, whatever the files do: of a model of 8 billion parameters 32 GB on a CPU by default, and
-16 GB in bfloat16 or float16, the default on a GPU. Loading takes the values of one parameter more.
-Activations are not quantized. All else is as of a plain checkpoint: fp8 caches and their scales,
-experts, images, `--deterministic`.
+On a CPU the layers of Llama, Mistral, Qwen 2 and Qwen 3, without experts or images, keep their
+weights in codes of 8 or 4 bits, which products in C read (in float32 and bfloat16; `--kernels
+torch` and `--deterministic` have none). The column "codes in memory" has their bits; to them come
+32 for the scale of each group of inputs, and as many for its minimum, or zero point, if it has one.
+
+All other weights are computed while they are loaded, on the CPU, one parameter after the other, and
+are from then on plain ones in the dtype of `--dtype`: they take in memory what the original
+checkpoint takes, whatever the files do. Loading takes the values of one parameter more. Activations
+are not quantized. All else is as of a plain checkpoint: fp8 caches and their scales, experts,
+images, `--deterministic`.
+
+A plain checkpoint is quantized at load by `--quantization int8` or `int4`
+([setting](settings.md)).
 
 Which weights are quantized, and how, the tensors tell that a checkpoint has, layer by layer. A
 checkpoint in another format is refused by its name before its weights are read:
@@ -28,14 +35,15 @@ checkpoint in another format is refused by its name before its weights are read:
 
 The table is the result of a survey (`make survey`). Of each format and kind of model a small random
 checkpoint is served if its greedy tokens and prompt log-probabilities are those of transformers in
-float32 with the same values; weights equal those that transformers, or the format's own package,
-computes of the same files, bit for bit. Tests repeat it, on CPUs.
+float32 with the same values; plain weights equal those that transformers, or the format's own
+package, computes of the same files, bit for bit. Tests repeat it, on CPUs.
 
 - In `fp8` a block at the end of a weight is cut off where the block size does not divide the
   weight, as in DeepSeek V3. transformers 5.24 refuses some such weights, and stretches the blocks
   of others.
-- Values of `compressed-tensors`, `gptq` and `awq` are rounded to the dtype of their scales, as
-  `dequantize` of transformers and the packages do."""
+- Plain values of `compressed-tensors`, `gptq` and `awq` are rounded to the dtype of their scales,
+  as `dequantize` of transformers and the packages do. Those of codes are not, so that both may
+  differ by half a unit in the last place of that dtype."""
 
 
 def formats(refusal: str) -> str:
@@ -46,16 +54,14 @@ def formats(refusal: str) -> str:
     """
     surveyed = json.loads(_SURVEY.read_text(encoding="utf-8"))
     head = (
-        "format", "`quant_method`", "bits in files", "CPU, by default", "CPU or GPU, in bfloat16",
-        *_KINDS,
+        "format", "`quant_method`", "bits in files", "codes in memory, CPU", *_KINDS,
     )  # fmt: skip
     rows = [
         (
             name,
             code(row["method"]),
             str(row["bits"]),
-            f"{row['bytes']['float32']} bytes",
-            f"{row['bytes']['bfloat16']} bytes",
+            "" if row["codes"] is None else f"{row['codes']} bits",
             *(row.get(kind, "") for kind in _KINDS),
         )
         for name, row in sorted(surveyed.items(), key=lambda item: METHODS.index(item[1]["method"]))

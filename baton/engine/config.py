@@ -30,7 +30,7 @@ class EngineConfig:
         "none",
         "Quantizes the weights at load, on a CPU: int8 takes half the memory of bfloat16, int4 a "
         "third; one sequence decodes up to as many times faster, at a loss of precision, more of "
-        "it in int4. Equal on all workers. none: as the checkpoint has them.",
+        "it in int4. Equal on all workers. none: as the checkpoint has them, quantized or not.",
     )
     kv_cache_dtype: Literal["auto", "fp8_e4m3"] = setting(
         "auto",

@@ -6,7 +6,7 @@ from typing import Final
 _DEVICES = "a worker computes on one device; `baton up --prefill N --decode N` runs more workers"
 _PLAIN = (
     "weights are read in the format of the checkpoint, quantized ones too, and served as --dtype "
-    "says; --kv-cache-dtype makes the cache smaller"
+    "says; --quantization quantizes plain ones, --kv-cache-dtype makes the cache smaller"
 )
 _CHECKPOINT = "it is read from the checkpoint"
 _CACHED = "prefixes are cached unless --no-prefix-caching is given"
@@ -24,7 +24,7 @@ ADVICE: Final[Mapping[str, str]] = {
         ),
         _DEVICES,
     ),
-    **dict.fromkeys(("--quantization", "--load-format", "--weight-dtype"), _PLAIN),
+    **dict.fromkeys(("--load-format", "--weight-dtype"), _PLAIN),
     **dict.fromkeys(
         ("--tokenizer", "--tokenizer-path", "--jinja", "--hf-config-path"),
         _CHECKPOINT,

@@ -44,6 +44,14 @@ def coded(bits: int, group: int, *, has_minima: bool) -> Callable[[int, int], We
     return make
 
 
+def float8(outputs: int, inputs: int) -> CodedWeight:
+    """All numbers but NaN, those below the smallest normal one too."""
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    numbers = every[every.isfinite()]
+    chosen = numbers[torch.randint(0, len(numbers), (outputs, inputs))]
+    return CodedWeight(chosen.to(torch.float8_e4m3fn), torch.rand(outputs, 1))
+
+
 # The dtype of rows, and what makes a weight.
 FORMATS = {
     "float32": (torch.float32, plain(torch.float32)),
@@ -51,6 +59,8 @@ FORMATS = {
     "bfloat16": (torch.bfloat16, plain(torch.bfloat16)),
     "8 bits": (torch.float32, coded(8, 8, has_minima=False)),
     "8 bits with minima": (torch.bfloat16, coded(8, 32, has_minima=True)),
+    "float8": (torch.float32, float8),
+    "float8 in bfloat16": (torch.bfloat16, float8),
     "4 bits with minima": (torch.float32, coded(4, 32, has_minima=True)),
     "4 bits": (torch.bfloat16, coded(4, 128, has_minima=False)),
 }

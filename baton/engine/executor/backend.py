@@ -13,6 +13,7 @@ from baton.engine.executor.attention.in_place_attention import InPlaceAttention,
 from baton.engine.executor.attention.interface import Attention, LayerAttention
 from baton.engine.executor.attention.torch_attention import TorchAttention
 from baton.engine.executor.cache.kv_pool import KvCache
+from baton.engine.executor.kernel_choice import triton_setting, why_no_products_in_c
 from baton.engine.executor.models.cuda_graphs import NO_GRAPHS, Graphs
 from baton.engine.executor.models.fused_model import FusedModel
 from baton.engine.executor.models.hf import PreTrainedModel
@@ -27,7 +28,7 @@ from baton.engine.executor.models.transformers_model import (
 from baton.engine.executor.runner import DecoderModel
 from baton.engine.executor.sampling.sampler import Sampler
 from baton.errors import InvalidArgumentError
-from baton_kernels.cpu.library import KERNELS, NoLibraryError, load
+from baton_kernels.cpu.library import KERNELS, NoLibraryError
 from baton_kernels.cpu.library import Library as CLibrary
 from baton_kernels.cpu.paged_attention import prompt_arithmetic
 from baton_kernels.cpu.rowwise import DTYPES, RowwiseKernels
@@ -163,7 +164,7 @@ def choose_backend(
 ) -> Backend:
     """Chooses the backend for `model` on `device`. Raises `InvalidArgumentError`, with the setting
     to change, if the config requires kernels that cannot run."""
-    wanted = _named(config)
+    wanted = triton_setting(config)
     if config.quantization != "none" and (why_not := _why_not_quantized(config, model, device)):
         raise InvalidArgumentError(
             "quantization",
@@ -195,35 +196,17 @@ def _report(choice: str) -> None:
     logger.info("%s", choice)
 
 
-def _named(config: EngineConfig) -> str | None:
-    """Returns the setting that requires Triton kernels; None: none does."""
-    if config.deterministic:
-        return "deterministic"
-    if config.attention_backend != "auto":
-        return "attention_backend"
-    return "kernels" if config.kernels == "triton" else None
-
-
 def _why_not_quantized(
     config: EngineConfig, model: PreTrainedModel, device: torch.device
 ) -> str | None:
     """Returns the reason for which weights cannot be quantized at load; None if they can."""
-    if device.type not in ("cpu", "meta"):
-        return f"they run on a CPU and the device is {device.type}: unset it there"
-    if (wanted := _named(config)) is not None or config.kernels != "auto":
-        named = wanted or "kernels"
-        return f"and {named} is {getattr(config, named)!r}: unset one of them"
+    if (reason := why_no_products_in_c(config, device, model.dtype)) is not None:
+        return reason
     if not is_dense(model):
         return (
             f"this {type(model).__name__} has none, only plain {' and '.join(DENSE.values())} "
             "models do: unset it"
         )
-    if model.dtype not in DTYPES:
-        return f"they compute in float32 and bfloat16, and dtype is {model.dtype}: choose one"
-    try:
-        load(KERNELS)
-    except NoLibraryError as error:
-        return f"and there are none: {error}"
     return None
 
 

@@ -1,5 +1,6 @@
 """Weights in codes of 8 or 4 bits, with a scale for each output and group of inputs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -22,8 +23,8 @@ class CodedWeight:
     minimum, or the level of its code in place of the code.
 
     Attributes:
-        codes: `[out_features, in_features]`, int8; or, if there are levels, `[out_features,
-            in_features / 2]`, uint8, as `halves_of` makes them.
+        codes: `[out_features, in_features]`, int8 or float8_e4m3fn; or, if there are levels,
+            `[out_features, in_features / 2]`, uint8, as `halves_of` makes them.
         scales: float32 `[out_features, num_groups]`, of groups of consecutive inputs, which have
             equal sizes.
         minima: as `scales`; None: they are 0.
@@ -68,6 +69,31 @@ class CodedWeight:
         if self.minima is not None:
             groups.add_(self.minima[..., None])
         return wide
+
+
+def joined(weights: Sequence[CodedWeight]) -> CodedWeight | None:
+    """Returns the weight with the outputs of all, one after the other; None if their codes or
+    groups differ."""
+    first = weights[0]
+    if any(not _are_alike(first, other) for other in weights[1:]):
+        return None
+    minima = [w.minima for w in weights if w.minima is not None]
+    return replace(
+        first,
+        codes=torch.cat([w.codes for w in weights]),
+        scales=torch.cat([w.scales for w in weights]),
+        minima=torch.cat(minima) if minima else None,
+    )
+
+
+def _are_alike(weight: CodedWeight, other: CodedWeight) -> bool:
+    if weight.levels is None or other.levels is None:
+        has_same_levels = weight.levels is other.levels
+    else:
+        has_same_levels = torch.equal(weight.levels, other.levels)
+    has_same_codes = weight.codes.dtype == other.codes.dtype and has_same_levels
+    has_same_minima = (weight.minima is None) == (other.minima is None)
+    return has_same_codes and has_same_minima and weight.group_size == other.group_size
 
 
 def halves_of(codes: torch.Tensor) -> torch.Tensor:

@@ -6,9 +6,10 @@
 // vectors: a panel is read in the order of memory, the units of rows are broadcast, and no sum goes
 // across lanes.
 //
-// A code of 8 bits stands for a signed integer, one of 4 bits for a level, of which there are 16. A
-// number of the weight is that times the scale of its output and group of inputs, plus its minimum.
-// The levels are multiplied by the rows, the sum of a group by its scale.
+// A code of 8 bits stands for a signed integer or is a number of float8 (e4m3), one of 4 bits stands
+// for a level, of which there are 16. A number of the weight is that times the scale of its output and
+// group of inputs, plus its minimum. What codes stand for is multiplied by the rows, the sum of a group
+// by its scale.
 //
 // Rows are computed in tiles, whose sums fit into registers, and units in parts, of which a part of
 // a panel fits into the first-level cache. A sum begins anew with each part, or group, and is added
@@ -132,21 +133,45 @@ INLINE void add_products_bfloat16_weight(Vector sums[][VECTORS], const float* ro
 #include "linear_of_format.h"
 
 // Input `i` of four has the byte `i` of a unit.
+typedef Vector NumbersOf(BitVector units, const int i);
+
 INLINE Vector integers_of(BitVector units, const int i) {
   typedef int32_t Integers __attribute__((vector_size(4 * LANES)));
   return __builtin_convertvector((Integers)(units << (24 - 8 * i)) >> 24, Vector);
 }
 
-INLINE void add_products_codes8(Vector sums[][VECTORS], const float* rows, int64_t step,
-                                const int num_rows, const Unit* panel, const float* levels) {
+// The exponent of e4m3 is less than that of a float by 120; so numbers below its normal ones are right.
+INLINE Vector float8_of(BitVector units, const int i) {
+  BitVector first = units << (24 - 8 * i);
+  return (Vector)((first & 0x80000000u) | ((first & 0x7f000000u) >> 4)) * all(0x1p120f);
+}
+
+INLINE void add_products_of_bytes(NumbersOf* numbers_of, Vector sums[][VECTORS], const float* rows,
+                                  int64_t step, const int num_rows, const Unit* panel) {
   UNROLLED for (int i = 0; i < 4; i++) {
     Vector numbers[VECTORS];
     UNROLLED for (int v = 0; v < VECTORS; v++)
-      numbers[v] = held(integers_of(units_at(panel + v * LANES), i));
+      numbers[v] = held(numbers_of(units_at(panel + v * LANES), i));
     UNROLLED for (int r = 0; r < num_rows; r++)
       add_products_of_row(sums[r], all(rows[r * step + i]), numbers);
   }
 }
+
+INLINE void add_products_codes8(Vector sums[][VECTORS], const float* rows, int64_t step,
+                                const int num_rows, const Unit* panel, const float* levels) {
+  add_products_of_bytes(integers_of, sums, rows, step, num_rows, panel);
+}
+
+INLINE void add_products_float8(Vector sums[][VECTORS], const float* rows, int64_t step,
+                                const int num_rows, const Unit* panel, const float* levels) {
+  add_products_of_bytes(float8_of, sums, rows, step, num_rows, panel);
+}
+
+#define NAMED(name) name##_float8
+#define NUMBER float
+#define NUMBERS_PER_UNIT 4
+#define IS_CODED 1
+#include "linear_of_format.h"
 
 #define NAMED(name) name##_codes8
 #define NUMBER float
@@ -202,23 +227,42 @@ INLINE void add_products_bfloat16(Vector sums[][VECTORS], const BFloat16* rows, 
 #define IS_CODED 0
 #include "linear_of_format.h"
 
-// Integers of 8 bits are exact in bfloat16.
-INLINE __m512bh pair_of_integers(BitVector units, const int i) {
-  BitVector first = (BitVector)integers_of(units, i), second = (BitVector)integers_of(units, i + 1);
-  return (__m512bh)(first >> 16 | (second & 0xffff0000u));
+// Integers of 8 bits, and numbers of float8, are exact in bfloat16.
+INLINE __m512bh exact_pair(Vector first, Vector second) {
+  return (__m512bh)((BitVector)first >> 16 | ((BitVector)second & 0xffff0000u));
+}
+
+INLINE void add_pairs_of_bytes(NumbersOf* numbers_of, Vector sums[][VECTORS], const BFloat16* rows,
+                               int64_t step, const int num_rows, const Unit* panel) {
+  UNROLLED for (int i = 0; i < 4; i += 2) {
+    __m512bh pairs[VECTORS];
+    UNROLLED for (int v = 0; v < VECTORS; v++) {
+      BitVector units = units_at(panel + v * LANES);
+      __m512bh pair = exact_pair(numbers_of(units, i), numbers_of(units, i + 1));
+      pairs[v] = (__m512bh)held((Vector)pair);
+    }
+    UNROLLED for (int r = 0; r < num_rows; r++)
+      add_products_of_pair(sums[r], pair_of_row(rows + r * step + i), pairs);
+  }
 }
 
 INLINE void add_products_codes8_bfloat16(Vector sums[][VECTORS], const BFloat16* rows, int64_t step,
                                          const int num_rows, const Unit* panel,
                                          const float* levels) {
-  UNROLLED for (int i = 0; i < 4; i += 2) {
-    __m512bh pairs[VECTORS];
-    UNROLLED for (int v = 0; v < VECTORS; v++)
-      pairs[v] = (__m512bh)held((Vector)pair_of_integers(units_at(panel + v * LANES), i));
-    UNROLLED for (int r = 0; r < num_rows; r++)
-      add_products_of_pair(sums[r], pair_of_row(rows + r * step + i), pairs);
-  }
+  add_pairs_of_bytes(integers_of, sums, rows, step, num_rows, panel);
 }
+
+INLINE void add_products_float8_bfloat16(Vector sums[][VECTORS], const BFloat16* rows, int64_t step,
+                                         const int num_rows, const Unit* panel,
+                                         const float* levels) {
+  add_pairs_of_bytes(float8_of, sums, rows, step, num_rows, panel);
+}
+
+#define NAMED(name) name##_float8_bfloat16
+#define NUMBER BFloat16
+#define NUMBERS_PER_UNIT 4
+#define IS_CODED 1
+#include "linear_of_format.h"
 
 #define NAMED(name) name##_codes8_bfloat16
 #define NUMBER BFloat16

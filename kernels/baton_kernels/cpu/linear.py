@@ -10,6 +10,12 @@ import torch.nn.functional as F
 from baton_kernels.cpu.coded_weight import CodedWeight
 from baton_kernels.cpu.library import KERNELS, load
 
+# By the dtype of codes.
+_FORMATS: Final = {
+    torch.int8: "codes8",
+    torch.float8_e4m3fn: "float8",
+    torch.uint8: "codes4",
+}
 _PART: Final = 128  # units, as in linear.c: a group of inputs must divide them
 
 
@@ -62,8 +68,7 @@ class PackedLinear:
 
     Args:
         weight: `[out_features, in_features]`, float32 or bfloat16, of an even number of inputs if
-            bfloat16; or one in codes, of groups of a multiple of 8 inputs, or 4 in 8 bits. It is
-            copied.
+            bfloat16; or one in codes that `takes` takes. It is copied.
         bias: `[out_features]`, of `dtype`. It is copied.
         dtype: of x and y, float32 or bfloat16, not narrower than that of a plain weight.
 
@@ -126,6 +131,20 @@ class PackedLinear:
         return out
 
 
+def takes(weight: CodedWeight) -> bool:
+    """Returns whether the groups of a weight are of whole units."""
+    return _inputs_of_group(weight) % _inputs_of_unit(weight) == 0
+
+
+def _inputs_of_unit(weight: CodedWeight) -> int:
+    return 4 if weight.levels is None else 8
+
+
+def _inputs_of_group(weight: CodedWeight) -> int:
+    """Returns the inputs of a group as it is packed: a larger one is in several parts."""
+    return math.gcd(weight.group_size, _PART * _inputs_of_unit(weight))
+
+
 def _packed(weight: torch.Tensor | CodedWeight, panel: int) -> _Packed:
     return _Codes(weight, panel) if isinstance(weight, CodedWeight) else _Numbers(weight, panel)
 
@@ -157,13 +176,14 @@ class _Codes:
     """Weight in codes."""
 
     def __init__(self, weight: CodedWeight, panel: int) -> None:
-        name, per_unit = ("codes8", 4) if weight.levels is None else ("codes4", 8)
+        name = _FORMATS[weight.codes.dtype]
         self.functions = {
             torch.float32: f"baton_linear_{name}",
             torch.bfloat16: f"baton_linear_{name}_bfloat16",
         }
-        size = math.gcd(weight.group_size, _PART * per_unit)
-        if size % per_unit:
+        self._dtype = weight.codes.dtype
+        size, per_unit = _inputs_of_group(weight), _inputs_of_unit(weight)
+        if not takes(weight):
             raise ValueError(f"{size} inputs of a group are no multiple of {per_unit}")
         repeated = weight.group_size // size
         self._panels = CodedWeight(
@@ -188,9 +208,10 @@ class _Codes:
         }
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        panels, dtype = self._panels, torch.int8 if self._panels.levels is None else torch.uint8
+        panels = self._panels
         minima = None if panels.minima is None else _rows(panels.minima, indices)
-        codes, scales = _rows(panels.codes, indices).view(dtype), _rows(panels.scales, indices)
+        codes, scales = (_rows(each, indices) for each in (panels.codes, panels.scales))
+        codes = codes.view(self._dtype)
         return CodedWeight(codes, scales, minima, panels.levels).numbers()
 
 

@@ -26,7 +26,7 @@ State = dict[str, torch.Tensor]
 
 
 def loaded(path: str, dtype: Literal["float32", "bfloat16"] = "float32") -> State:
-    config = EngineConfig(device="cpu", dtype=dtype)
+    config = EngineConfig(device="cpu", dtype=dtype, kernels="torch")  # those in C take codes
     state: State = loader.load_model(path, loader.load_config(path), config, "eager").state_dict()
     return state
 

@@ -10,5 +10,6 @@ neighbours in a batch or on chunks (`baton/engine/executor/self_check.py`, ADR 0
 decode steps are replayed (`cuda_graphs.py`, ADR 0043). The language model of a vision-language
 model runs as any other (`vision_model.py`); the model takes rows of encoder blocks in place of
 embeddings (`encoder_features.py`).
-Quantized checkpoints become plain models as they are loaded (`quantized/`, ADR 0059).
+Quantized checkpoints become plain models as they are loaded (`quantized/`, ADR 0059), or keep their
+weights in codes for products in C (ADR 0061).
 """

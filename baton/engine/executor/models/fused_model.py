@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from baton.engine.executor.attention.interface import Attention, LayerAttention, StepBatch
 from baton.engine.executor.models.encoder_features import EncoderFeatures
 from baton.engine.executor.models.hf import PreTrainedModel
-from baton.engine.executor.models.linear import LinearOf, Products, merged
+from baton.engine.executor.models.linear import LinearOf, Products, merged_layer
 from baton.engine.executor.models.mrope import angles_at, dimensions_of_pairs
+from baton.engine.executor.models.quantized.coded_tensor import rows_of
 from baton.engine.executor.models.rowwise import Rowwise
 from baton_kernels.cpu.linear import PackedLinear
 from baton_kernels.cpu.rowwise import Rotation
@@ -117,14 +118,13 @@ class _FusedLayer:
         self._post_norm = _copy_of(layer.post_attention_layernorm.weight)
         self._eps: float = layer.input_layernorm.variance_epsilon
         order = _adjacent_order(self._head_dim) if is_adjacent else slice(None)
-        self._qkv = linear_of(
-            *merged(
-                [
-                    _reorder_heads(attn.q_proj, self._head_dim, order),
-                    _reorder_heads(attn.k_proj, self._head_dim, order),
-                    (attn.v_proj.weight, attn.v_proj.bias),
-                ]
-            )
+        self._qkv = merged_layer(
+            linear_of,
+            [
+                _reorder_heads(attn.q_proj, self._head_dim, order),
+                _reorder_heads(attn.k_proj, self._head_dim, order),
+                (attn.v_proj.weight, attn.v_proj.bias),
+            ],
         )
         self._qk_norms = [
             _copy_of(getattr(attn, name).weight[order])
@@ -133,7 +133,7 @@ class _FusedLayer:
         ]
         self._out = linear_of(attn.o_proj.weight, attn.o_proj.bias)
         gate_up = [(p.weight, p.bias) for p in (mlp.gate_proj, mlp.up_proj)]
-        self._gate_up = linear_of(*merged(gate_up))
+        self._gate_up = merged_layer(linear_of, gate_up)
         self._down = linear_of(mlp.down_proj.weight, mlp.down_proj.bias)
 
     def attend(
@@ -214,8 +214,8 @@ def _reorder_heads(
     linear: Any, head_dim: int, order: torch.Tensor | slice
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Returns a projection's weight and bias with each head's outputs in another order."""
-    weight = linear.weight.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
-    bias = linear.bias
-    if bias is not None:
-        bias = bias.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
-    return weight, bias
+    weight, bias = linear.weight, linear.bias
+    if isinstance(order, slice):
+        return weight, bias
+    rows = torch.arange(len(weight)).view(-1, head_dim)[:, order].flatten()
+    return rows_of(weight, rows), None if bias is None else bias[rows]

@@ -15,7 +15,7 @@ time.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeAlias
@@ -23,7 +23,8 @@ from typing import Final, Protocol, TypeAlias
 import torch
 import torch.nn.functional as F
 
-from baton_kernels.cpu.coded_weight import quantized
+from baton.engine.executor.models.quantized.coded_tensor import CodedTensor
+from baton_kernels.cpu.coded_weight import joined, quantized
 from baton_kernels.cpu.linear import PackedLinear
 from baton_kernels.cpu.paged_attention import prompt_arithmetic
 
@@ -54,6 +55,8 @@ LinearOf: TypeAlias = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 def linear_in_c(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     """Returns a layer of kernels in C, of torch for a weight that they do not take. Raises
     `NoLibraryError`."""
+    if isinstance(weight, CodedTensor):
+        return PackedLinear(weight.coded, bias, weight.dtype)
     is_even = weight.shape[1] % 2 == 0  # bfloat16 is packed by pairs
     if weight.dtype == torch.float32:
         return PackedLinear(_narrowed(weight) if is_even else weight, bias, torch.float32)
@@ -75,7 +78,7 @@ def _quantized_in_c(bits: int, weight: torch.Tensor, bias: torch.Tensor | None) 
     """Returns a layer of kernels in C in codes of 8 or 4 bits, of a weight that is not quantized
     yet."""
     size = math.gcd(weight.shape[1], _GROUP_SIZE)
-    if size % _MULTIPLE:
+    if size % _MULTIPLE or isinstance(weight, CodedTensor):
         return linear_in_c(weight, bias)
     return PackedLinear(quantized(weight, bits, size), bias, weight.dtype)
 
@@ -149,15 +152,47 @@ QUANTIZED: Final[Mapping[str, Products]] = {
 }
 
 
-def merged(
-    parts: list[tuple[torch.Tensor, torch.Tensor | None]],
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+class _Beside:
+    """Linear layers of the same input, whose outputs stand beside each other."""
+
+    def __init__(self, layers: list[Linear]) -> None:
+        self._layers = layers
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([layer(x) for layer in self._layers], dim=1)
+
+    def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self(x).add_(residual)
+
+
+Part: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+"""Weight and bias of a linear layer."""
+
+
+def merged(parts: Sequence[Part]) -> Part:
     """Returns weight and bias of one linear layer whose output concatenates those of all parts,
     which have the same input. The bias of a part without one is zero."""
-    weight = torch.cat([w for w, _ in parts])
-    if all(b is None for _, b in parts):
-        return weight, None
-    return weight, torch.cat([b if b is not None else w.new_zeros(len(w)) for w, b in parts])
+    return torch.cat([w for w, _ in parts]), _merged_biases(parts)
+
+
+def merged_layer(linear_of: LinearOf, parts: Sequence[Part]) -> Linear:
+    """Returns the layer of all parts, as `merged`. Codes of unlike kinds are multiplied one after
+    the other."""
+    coded = [weight.coded for weight, _ in parts if isinstance(weight, CodedTensor)]
+    if not coded:
+        return linear_of(*merged(parts))
+    whole = joined(coded) if len(coded) == len(parts) else None
+    if whole is None:
+        return _Beside([linear_of(weight, bias) for weight, bias in parts])
+    dtype = parts[0][0].dtype
+    return linear_of(CodedTensor(whole, dtype), _merged_biases(parts))
+
+
+def _merged_biases(parts: Sequence[Part]) -> torch.Tensor | None:
+    biases = [b for _, b in parts if b is not None]
+    if not biases:
+        return None
+    return torch.cat([biases[0].new_zeros(len(w)) if b is None else b for w, b in parts])
 
 
 def _is_converted(weight: torch.Tensor) -> bool:

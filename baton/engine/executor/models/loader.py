@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from baton.engine.config import EngineConfig
 from baton.engine.executor.cache.kv_scales import FP8
 from baton.engine.executor.device import resolve_device, use_device
+from baton.engine.executor.kernel_choice import why_no_products_in_c
 from baton.engine.executor.models.hf import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -27,6 +28,7 @@ from baton.engine.executor.models.hf import (
     PreTrainedModel,
     without_load_report,
 )
+from baton.engine.executor.models.llama_shaped import is_dense
 from baton.engine.executor.models.quantized.checkpoint import checkpoint_weights
 from baton.engine.executor.models.quantized.loading import load_pretrained
 from baton.engine.executor.models.transformers_model import without_head
@@ -85,6 +87,7 @@ def load_model(
     use_device(device)
     dtype = resolve_dtype(engine.dtype, config, device, instruction_sets())
     resolve_kv_dtype(engine.kv_cache_dtype, dtype, capability(device))  # before much is read
+    why_no_products = why_no_products_in_c(engine, device, dtype)
     auto_class: Any = AutoModelForCausalLM
     of_parts, wanted = {"text_config": attention}, config
     if engine.encoder_only:
@@ -101,6 +104,7 @@ def load_model(
                 auto_class,
                 path,
                 wanted,
+                lambda model: is_dense(model) and why_no_products is None,
                 dtype=dtype,
                 attn_implementation=of_parts if is_vision_language(config) else attention,
                 use_safetensors=True,

@@ -11,6 +11,7 @@ from tests.support.engine.quantized import (
     fp8,
     grouped_integers,
 )
+from tests.support.engine.quantized.codes import save_numbers
 from tests.support.engine.quantized.written import Format, save_quantized
 
 FORMATS: dict[str, Format] = (
@@ -36,6 +37,8 @@ class Packed:
     """Small random checkpoints by format and family.
 
     Each is two folders: the checkpoint, and a plain one with the values that it stands for.
+    `with_codes` gives a plain one with the numbers of an engine that keeps codes: of scales of 16
+    bits, values are rounded to their dtype and these are not.
     """
 
     def __init__(self, root: Path) -> None:
@@ -49,6 +52,13 @@ class Packed:
             meant = save_quantized(ALL[name], folder / "plain", folder / "packed")
             self._made[name, family] = str(folder / "packed"), str(meant)
         return self._made[name, family]
+
+    def with_codes(self, name: str, family: str) -> tuple[str, str]:
+        path, meant = self(name, family)
+        numbers = Path(path).with_name("numbers")
+        if not numbers.exists():
+            save_numbers(path, numbers, meant)
+        return path, str(numbers)
 
     def _save_plain(self, family: str, folder: Path) -> None:
         if family in VISION_LANGUAGE:

@@ -17,14 +17,14 @@ import torch
 from safetensors.torch import load_file
 from transformers.utils import logging
 
-from baton.engine.executor.models import loader
 from baton.errors import UnsupportedModelError
 from baton.sampling import SamplingParams
-from tests.support.engine.engines import assert_idle, config_of, load, tokens
+from tests.support.engine.engines import assert_idle, load, tokens
 from tests.support.engine.images import IMAGE_TOKEN, greedy, image, words
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.prompts import awkward_prompts
 from tests.support.engine.quantized import fp4
+from tests.support.engine.quantized.codes import in_codes, loaded
 from tests.support.engine.quantized.formats import ALL, FORMATS, Packed
 from tests.support.engine.survey import check_prompt_logprobs, check_tokens
 from tests.support.repository import ROOT
@@ -35,7 +35,6 @@ FAMILIES = {"dense": "llama", "experts": "mixtral", "images": "llava_clip"}
 # A format of one family alone, whose experts are quantized.
 _OF_ONE_FAMILY = {name: {"experts": "gpt_oss"} for name in fp4.MXFP4}
 SURVEYED = [*FORMATS, *fp4.MXFP4]
-_DTYPES = ("float32", "bfloat16")
 _NUM_TOKENS = 8
 _GREEDY = SamplingParams(max_tokens=_NUM_TOKENS, ignore_eos=True)
 _SCORED = replace(_GREEDY, prompt_logprobs=0)
@@ -43,7 +42,7 @@ _SCORED = replace(_GREEDY, prompt_logprobs=0)
 
 def survey(name: str, packed: Packed) -> dict[str, Any]:
     """Returns what the table has of a format: the method and arrangement that its checkpoints name,
-    the bits of a number in their files, its bytes in memory by dtype, and for each kind of model
+    the bits of a number in their files, those of its code in memory, and for each kind of model
     "served", or the sentence with which the engine refuses it. Raises `AssertionError` if an output
     is not that of transformers."""
     families = _OF_ONE_FAMILY.get(name, FAMILIES)
@@ -51,8 +50,8 @@ def survey(name: str, packed: Packed) -> dict[str, Any]:
     return {
         "method": ALL[name].settings["quant_method"],
         "bits": _bits(name, first, packed),
-        "bytes": {dtype: _bytes(packed(name, first)[0], dtype) for dtype in _DTYPES},
-        **{kind: _outcome(kind, *packed(name, family)) for kind, family in families.items()},
+        "codes": _bits_in_memory(packed(name, first)[0]),
+        **{kind: _outcome(kind, *packed.with_codes(name, f)) for kind, f in families.items()},
     }
 
 
@@ -66,12 +65,10 @@ def _bits(name: str, family: str, packed: Packed) -> int:
     return round(8 * largest / weight.numel())
 
 
-def _bytes(path: str, dtype: str) -> int:
-    """Returns the bytes of a number of a model that is loaded."""
-    config = config_of(dtype=dtype)
-    model = loader.load_model(path, loader.load_config(path), config, "eager")
-    (size,) = {weight.element_size() for weight in model.parameters()}
-    return size
+def _bits_in_memory(path: str) -> int | None:
+    """Returns the bits of a code, if weights of layers stay in codes in memory."""
+    bits = {8 if w.coded.levels is None else 4 for w in in_codes(loaded(path))}
+    return max(bits, default=None)
 
 
 def _outcome(kind: str, path: str, meant: str) -> str:

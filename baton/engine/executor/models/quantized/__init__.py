@@ -1,4 +1,5 @@
-"""Quantized weights of checkpoints, read: each format's stored tensors become plain weights.
+"""Quantized weights of checkpoints, read: each format's stored tensors become plain weights, or
+weights in codes (`coded_tensor.py`) where products take them.
 
 A `Packing` (`packing.py`) describes one arrangement: the names of the tensors that store a weight,
 and its values in torch. Each family of formats has its own, by the settings of the checkpoint:
@@ -11,5 +12,5 @@ the result and one parameter of it (ADR 0059).
 Values are computed in the dtype of a format's own package, so that they are bitwise the same. Knows
 nothing of models or devices.
 
-GGUF files have one tensor for each weight, and a module of their own (`gguf.py`).
+GGUF files have one tensor for each weight, and modules of their own (`gguf.py`, `gguf_codes.py`).
 """

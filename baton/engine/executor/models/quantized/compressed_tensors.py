@@ -12,8 +12,9 @@ import torch
 
 from baton.engine.executor.models.quantized import fp4, fp8
 from baton.engine.executor.models.quantized.bits import bits_of, unpack
-from baton.engine.executor.models.quantized.grouped_integers import dequantize
+from baton.engine.executor.models.quantized.grouped_integers import Integers, packing_of
 from baton.engine.executor.models.quantized.packing import MAIN, Packing, Parts
+from baton_kernels.cpu.coded_weight import CodedWeight
 
 _MAIN_PACKED: Final = ".weight_packed"
 _PLAIN: Final = ".weight"
@@ -31,12 +32,34 @@ def packings(settings: Mapping[str, Any]) -> tuple[Packing, ...]:
     block = _block(settings)
     exact, in_blocks = partial(fp8.unpack, block=block), partial(_unpack_fp8, block=block)
     return (
-        Packing(_MAIN_PACKED, _WORDS, _PLAIN, _unpack_words, _SCALE | _SHAPE, _ZEROS | _GROUPS),
-        Packing(_MAIN_PACKED, fp4.BYTES, _PLAIN, _unpack_nvfp4, _SCALE | _OF_ALL),
-        Packing(_MAIN_PACKED, fp4.BYTES, _PLAIN, _unpack_mxfp4, _SCALE),
-        Packing(_PLAIN, _INTEGERS, _PLAIN, partial(_unpack_integers, block=block), _SCALE, _ZEROS),
+        packing_of(_read_words, _MAIN_PACKED, _WORDS, _SCALE | _SHAPE, _ZEROS | _GROUPS),
+        Packing(
+            _MAIN_PACKED,
+            fp4.BYTES,
+            _PLAIN,
+            _unpack_nvfp4,
+            _SCALE | _OF_ALL,
+            codes=lambda parts: fp4.codes(parts[MAIN], _scale_of_nvfp4(parts)),
+        ),
+        Packing(
+            _MAIN_PACKED,
+            fp4.BYTES,
+            _PLAIN,
+            _unpack_mxfp4,
+            _SCALE,
+            codes=lambda parts: fp4.codes(parts[MAIN], fp8.exponents(parts["scale"])),
+        ),
+        Packing(
+            _PLAIN,
+            _INTEGERS,
+            _PLAIN,
+            partial(_unpack_integers, block=block),
+            _SCALE,
+            _ZEROS,
+            codes=partial(_codes_of_integers, block=block),
+        ),
         Packing(_PLAIN, fp8.FP8, _PLAIN, exact, _SCALE, within=".experts."),
-        Packing(_PLAIN, fp8.FP8, _PLAIN, in_blocks, _SCALE),
+        Packing(_PLAIN, fp8.FP8, _PLAIN, in_blocks, _SCALE, codes=partial(fp8.codes, block=block)),
     )
 
 
@@ -51,7 +74,7 @@ def _block(settings: Mapping[str, Any]) -> tuple[int, int] | None:
     return None
 
 
-def _unpack_words(parts: Parts) -> torch.Tensor:
+def _read_words(parts: Parts) -> Integers:
     """Returns integers of 1 to 8 bits, packed along the inputs and stored with an offset."""
     num_outputs, num_inputs = parts["shape"].tolist()
     scales = _of_outputs(parts["scale"])
@@ -64,13 +87,25 @@ def _unpack_words(parts: Parts) -> torch.Tensor:
         zeros = unpack(stored.t(), bits, num_outputs).t() if packed else stored.short() + offset
     groups = parts.get("groups")
     is_ordered = groups is None or bool((groups < 0).any())  # -1 where it tells nothing
-    return dequantize(values, scales, zeros, None if is_ordered else groups)
+    return Integers(values, scales, zeros, None if is_ordered else groups)
 
 
 def _unpack_integers(parts: Parts, *, block: tuple[int, int] | None) -> torch.Tensor:
     if "zeros" not in parts:
         return fp8.scaled(parts[MAIN], parts["scale"], block)
-    return dequantize(parts[MAIN], _of_outputs(parts["scale"]), _of_outputs(parts["zeros"]))
+    return _integers(parts).dequantized()
+
+
+def _codes_of_integers(parts: Parts, *, block: tuple[int, int] | None) -> CodedWeight | None:
+    """Returns integers of 8 bits in codes, unless they have scales for blocks of outputs."""
+    return None if block is not None else _integers(parts).coded()
+
+
+def _integers(parts: Parts) -> Integers:
+    zeros = parts.get("zeros")
+    return Integers(
+        parts[MAIN], _of_outputs(parts["scale"]), None if zeros is None else _of_outputs(zeros)
+    )
 
 
 def _unpack_fp8(parts: Parts, *, block: tuple[int, int] | None) -> torch.Tensor:
@@ -83,8 +118,11 @@ def _unpack_mxfp4(parts: Parts) -> torch.Tensor:
 
 def _unpack_nvfp4(parts: Parts) -> torch.Tensor:
     """Returns a weight whose scales are divided by that of the whole, rounded to bfloat16."""
-    scale = parts["scale"].float() / parts["global_scale"].float()
-    return fp4.scaled_fp4(fp4.numbers(parts[MAIN]), scale).bfloat16()
+    return fp4.scaled_fp4(fp4.numbers(parts[MAIN]), _scale_of_nvfp4(parts)).bfloat16()
+
+
+def _scale_of_nvfp4(parts: Parts) -> torch.Tensor:
+    return parts["scale"].float() / parts["global_scale"].float()
 
 
 def _of_outputs(each: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,12 @@ import torch
 
 from baton.engine.executor.models.quantized.fp8 import exponents
 from baton.engine.executor.models.quantized.packing import MAIN, Packing, Parts
+from baton_kernels.cpu.coded_weight import CodedWeight, halves_of
 
 BYTES: Final = frozenset({"U8"})
 _NUMBERS: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_LEVELS: Final = (*_NUMBERS, *(-number for number in _NUMBERS))
+_BYTES_TOGETHER: Final = 4  # whose codes are packed together
 
 
 def mxfp4(_settings: Mapping[str, Any]) -> tuple[Packing, ...]:
@@ -24,9 +27,27 @@ def mxfp4(_settings: Mapping[str, Any]) -> tuple[Packing, ...]:
 def numbers(packed: torch.Tensor) -> torch.Tensor:
     """Returns the numbers of bytes, the lower half of each first: float32, twice as many along the
     last dimension."""
-    halves = torch.tensor([*_NUMBERS, *(-number for number in _NUMBERS)], device=packed.device)
+    halves = torch.tensor(_LEVELS, device=packed.device)
     of_byte = torch.stack([halves.repeat(16), halves.repeat_interleave(16)], dim=-1)
     return torch.nn.functional.embedding(packed.int(), of_byte).flatten(-2)
+
+
+def codes(packed: torch.Tensor, scale: torch.Tensor) -> CodedWeight | None:
+    """Returns a matrix in codes; None if its inputs are not a multiple of those packed together.
+
+    Args:
+        packed: bytes, as of `numbers`.
+        scale: float32, of each block of a row.
+    """
+    if packed.dim() != 2 or packed.shape[1] % _BYTES_TOGETHER:
+        return None
+    each = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)
+    return CodedWeight(halves_of(each), scale, levels=torch.tensor(_LEVELS))
+
+
+def codes_of_nvfp4(parts: Parts) -> CodedWeight | None:
+    """Returns a weight by modelopt in codes."""
+    return codes(parts[MAIN], parts["scale"].float() * parts["global_scale"].float())
 
 
 def unpack_nvfp4(parts: Parts) -> torch.Tensor:

@@ -12,26 +12,42 @@ from typing import Any, Final
 import torch
 
 from baton.engine.executor.models.quantized.packing import MAIN, Packing, Parts
+from baton_kernels.cpu.coded_weight import CodedWeight
 
 FP8: Final = frozenset({"F8_E4M3", "F8_E5M2"})
 _SCALES: Final = ("_scale_inv", "_scale")
 # DeepSeek V4 and Mistral name the scales of a layer without its weight.
 _SCALES_OF_LAYERS: Final = (".scale", ".qscale_weight")
 _EXPONENT_BIAS: Final = 127
+_NAN: Final = 0x7F  # of e4m3, without its sign
 
 
 def packings(settings: Mapping[str, Any]) -> tuple[Packing, ...]:
     """Returns the packings of the methods fp8, mxfp8 and fbgemm_fp8."""
-    in_blocks = partial(unpack, block=_block(settings.get("weight_block_size")))
+    block = _block(settings.get("weight_block_size"))
+    in_blocks, coded = partial(unpack, block=block), partial(codes, block=block)
     return (
-        Packing("", FP8, "", in_blocks, {"scale": _SCALES}),
-        Packing(".weight", FP8, ".weight", in_blocks, {"scale": _SCALES_OF_LAYERS}),
+        Packing("", FP8, "", in_blocks, {"scale": _SCALES}, codes=coded),
+        Packing(".weight", FP8, ".weight", in_blocks, {"scale": _SCALES_OF_LAYERS}, codes=coded),
     )
 
 
 def unpack(parts: Parts, *, block: tuple[int, int] | None = None) -> torch.Tensor:
     """Returns a weight times its scales, in float32."""
     return scaled(parts[MAIN], exponents(parts["scale"]).float(), block)
+
+
+def codes(parts: Parts, *, block: tuple[int, int] | None = None) -> CodedWeight | None:
+    """Returns a matrix in codes; None for numbers of e5m2, or of blocks that end early in a row."""
+    values, scale = parts[MAIN], exponents(parts["scale"]).float()
+    if values.dim() != 2 or values.dtype != torch.float8_e4m3fn:
+        return None
+    scale = scale.reshape(1, 1) if scale.numel() == 1 else scale.reshape(len(scale), -1)
+    num_rows, num_columns = _sizes(values.shape, scale.shape, block)
+    has_nan = bool(((values.view(torch.uint8) & _NAN) == _NAN).any())
+    if values.shape[1] != scale.shape[1] * num_columns or has_nan:
+        return None
+    return CodedWeight(values, scale.repeat_interleave(num_rows, dim=0)[: len(values)])
 
 
 def scaled(

@@ -17,9 +17,11 @@ from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, get_tensor_name_map
 from gguf.quants import dequantize
 
 from baton.engine.executor.models.hf import PretrainedConfig, PreTrainedModel
+from baton.engine.executor.models.quantized.gguf_codes import codes_of_tensor
 from baton.errors import UnsupportedModelError
 from baton.models.gguf.configuration import ROPE_FACTORS
 from baton.models.gguf.header import GgufHeader, GgufTensor, read_header
+from baton_kernels.cpu.coded_weight import CodedWeight
 
 Undo = Callable[[torch.Tensor], torch.Tensor]
 
@@ -43,6 +45,14 @@ class GgufWeight:
     parts: tuple[GgufTensor, ...]
     undo: Undo
     dtype: torch.dtype
+
+    def coded(self) -> CodedWeight | None:
+        """Returns the weight in codes; None if it has none. What the conversion did to layers is
+        to order their outputs."""
+        coded = codes_of_tensor(self.parts[0]) if len(self.parts) == 1 else None
+        if coded is None:
+            return None
+        return coded[self.undo(torch.arange(len(coded.codes)))]
 
     def __getitem__(self, _everything: EllipsisType) -> torch.Tensor:
         shape = self.parts[0].shape

@@ -1,8 +1,9 @@
 """Loading of models by transformers: from plain files, quantized ones, or GGUF."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,29 @@ from baton.engine.executor.models.hf import (
     loading_in_turn,
 )
 from baton.engine.executor.models.quantized.checkpoint import checkpoint_weights
+from baton.engine.executor.models.quantized.coded_tensor import CodedTensor
 from baton.models.generation_config import GENERATION_CONFIG
 from baton.models.quantization import read_quantization, without_quantization
 from baton.models.weights import is_gguf, weight_files
+from baton_kernels.cpu.coded_weight import CodedWeight
+from baton_kernels.cpu.linear import takes
 
 
-def load_pretrained(auto_class: Any, path: str, config: PretrainedConfig, **options: Any) -> Any:
+def load_pretrained(
+    auto_class: Any,
+    path: str,
+    config: PretrainedConfig,
+    keeps_codes: Callable[[PreTrainedModel], bool],
+    **options: Any,
+) -> Any:
     """Returns what `from_pretrained` of a class of transformers does for the checkpoint in a
     folder, with plain weights where that has others. Raises `UnsupportedModelError` if a weight
     cannot be read.
 
     Args:
         auto_class: one of transformers' auto classes, which take weights from folders alone.
+        keeps_codes: whether weights of layers stay in codes where the checkpoint has them so
+            (`CodedTensor`), by the model on the meta device.
         options: those of `from_pretrained`, `dtype` among them.
     """
     folder = Path(path)
@@ -40,8 +52,33 @@ def load_pretrained(auto_class: Any, path: str, config: PretrainedConfig, **opti
         plain = plain.get_text_config()
     if (folder / GENERATION_CONFIG).is_file():
         options["generation_config"] = GenerationConfig.from_pretrained(path)
-    with _plain_weights(folder, model, options["dtype"]) as weights:
+    dtype, are_kept = options["dtype"], keeps_codes(model)
+    with _plain_weights(folder, model, dtype) as weights:
+        if are_kept:
+            kept = {name: _Coded(weights[name], dtype) for name in _layers(model) & weights.keys()}
+            weights = {**weights, **kept}
         return type(model).from_pretrained(None, config=plain, state_dict=weights, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Coded:
+    """Weight that stays in codes if it has any that products take."""
+
+    weight: Any
+    dtype: torch.dtype
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        coded: CodedWeight | None = self.weight.coded()
+        if coded is None or not takes(coded):
+            plain: torch.Tensor = self.weight[index]
+            return plain
+        return CodedTensor(coded, self.dtype)
+
+
+def _layers(model: PreTrainedModel) -> set[str]:
+    """Returns the names of the weights of linear layers and embeddings."""
+    kinds = (torch.nn.Linear, torch.nn.Embedding)
+    return {f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, kinds)}
 
 
 @contextmanager

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from baton.errors import UnsupportedModelError
+from baton_kernels.cpu.coded_weight import CodedWeight
 
 Parts = Mapping[str, torch.Tensor]
 """The stored tensors of one weight, by their roles in a packing."""
+
+T = TypeVar("T")
 
 MAIN = "packed"
 """Role of the tensor by which a packing is found."""
@@ -36,6 +39,10 @@ class StoredTensor:
         tensor: torch.Tensor = self.values[index]
         return tensor
 
+    def coded(self) -> CodedWeight | None:
+        """Returns None: it has no codes."""
+        return None
+
 
 Stored = Mapping[str, StoredTensor]
 """The tensors of a checkpoint by their names."""
@@ -53,6 +60,8 @@ class Packing:
         parts: how the names of the others may end, by role.
         optional: of those that a weight may do without.
         unpack: computes the weight.
+        codes: returns the weight in codes, or None if it has none; the numbers are those of
+            `unpack` but for what that rounds to a dtype of 16 bits.
         within: part of the names of the weights that it is for.
     """
 
@@ -63,6 +72,7 @@ class Packing:
     parts: Mapping[str, tuple[str, ...]]
     optional: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     within: str = ""
+    codes: Callable[[Parts], CodedWeight | None] = lambda _parts: None
 
     def matches(self, tensor: StoredTensor) -> bool:
         """Returns whether a tensor can be the main one of a weight in this packing."""
@@ -104,9 +114,17 @@ class PackedWeight:
     def __getitem__(self, index: Any) -> torch.Tensor:
         """Computes the weight. Raises `UnsupportedModelError` if its tensors do not fit
         together."""
+        whole: torch.Tensor = self._read(self.packing.unpack)[index]
+        return whole
+
+    def coded(self) -> CodedWeight | None:
+        """Returns the weight in codes; None if it has none. Raises `UnsupportedModelError`."""
+        return self._read(self.packing.codes)
+
+    def _read(self, read: Callable[[Parts], T]) -> T:
         tensors = {role: part[...] for role, part in self.parts.items()}
         try:
-            weight = self.packing.unpack(tensors)
+            return read(tensors)
         except (RuntimeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             shapes = ", ".join(
                 f"{part.name} {list(tensors[role].shape)}" for role, part in self.parts.items()
@@ -115,8 +133,6 @@ class PackedWeight:
                 f"the tensors of the quantized weight {self.name} do not fit together ({shapes}): "
                 "download the model again, or give the checkpoint that it was made from"
             ) from error
-        whole: torch.Tensor = weight[index]
-        return whole
 
 
 def _first(stem: str, ends: tuple[str, ...], stored: Stored) -> StoredTensor | None:

@@ -1,0 +1,80 @@
+"""Weights that stay in codes, as tensors that a module of torch may hold."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from baton_kernels.cpu.coded_weight import CodedWeight
+
+_aten = torch.ops.aten
+
+
+class CodedTensor(torch.Tensor):
+    """Weight in codes, with the shape and a dtype of a plain one. An operation computes plain
+    numbers for itself alone, of the rows that it takes; products in C take the codes.
+
+    Attributes:
+        coded: the codes.
+    """
+
+    coded: CodedWeight
+
+    @staticmethod
+    def __new__(cls, coded: CodedWeight, dtype: torch.dtype) -> "CodedTensor":
+        made: CodedTensor = torch.Tensor._make_wrapper_subclass(
+            cls, coded.shape, dtype=dtype, device=coded.codes.device
+        )
+        made.coded = coded
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # with defaults, as torch calls it
+        cls,
+        operation: Any,
+        _types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if (special := _OPERATIONS.get(operation)) is not None:
+            return special(*args, **kwargs)
+        args, kwargs = torch.utils._pytree.tree_map_only(CodedTensor, numbers_of, (args, kwargs))
+        return operation(*args, **kwargs)
+
+
+def numbers_of(weight: CodedTensor) -> torch.Tensor:
+    """Returns the plain weight."""
+    return weight.coded.numbers().to(weight.dtype)
+
+
+def rows_of(weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Returns a weight with these rows, in codes if it is."""
+    if isinstance(weight, CodedTensor):
+        return CodedTensor(weight.coded[rows], weight.dtype)
+    return weight[rows]
+
+
+def _same(weight: CodedTensor) -> CodedTensor:
+    return CodedTensor(weight.coded, weight.dtype)
+
+
+def _embedding(weight: CodedTensor, indices: torch.Tensor, *_others: Any) -> torch.Tensor:
+    rows = weight.coded[indices.flatten()].numbers().to(weight.dtype)
+    return rows.view(*indices.shape, -1)
+
+
+def _to_copy(weight: CodedTensor, **wanted: Any) -> torch.Tensor:
+    device = wanted.get("device")
+    if device is not None and torch.device(device).type == "meta":
+        return torch.empty(weight.shape, dtype=wanted.get("dtype") or weight.dtype, device="meta")
+    copy: torch.Tensor = _aten._to_copy.default(numbers_of(weight), **wanted)
+    return copy
+
+
+_OPERATIONS: dict[Any, Callable[..., torch.Tensor]] = {
+    _aten.detach.default: _same,
+    _aten.alias.default: _same,
+    _aten.embedding.default: _embedding,
+    _aten._to_copy.default: _to_copy,
+}
