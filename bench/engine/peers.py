@@ -1,9 +1,10 @@
-"""Throughput of the engine against vLLM's CPU build, both with their defaults.
+"""Throughput of the engine against vLLM's CPU build and llama.cpp, those that are installed.
 
-Random Llamas of 7 M and 100 M parameters, in float32 and bfloat16; 16 prompts of 32 to 128 tokens,
-and 16 of 256 to 1,024, all at once, 32 new tokens each, greedy. Needs the command `vllm` on the
-path. Each engine has a process, all cores and no prefix cache; both stay loaded and take turns. A
-case names how many requests got equal tokens: rounding may part the others.
+`llama_cpp.py` is against llama.cpp. Against vLLM, both with their defaults: random Llamas of 7 M and
+100 M parameters, in float32 and bfloat16; 16 prompts of 32 to 128 tokens, and 16 of 256 to 1,024,
+all at once, 32 new tokens each, greedy. Needs the command `vllm` on the path. Each engine has a
+process, all cores and no prefix cache; both stay loaded and take turns. A case names how many
+requests got equal tokens: rounding may part the others.
 """
 
 import asyncio
@@ -19,8 +20,8 @@ from operator import truediv
 from pathlib import Path
 
 from bench.child import Child
-from bench.engine import vllm_cpu
-from bench.report import Row
+from bench.engine import llama_cpp, vllm_cpu
+from bench.report import NotPossibleError, Row
 from bench.workload import MAX_TOKENS, NUM_PROMPTS, prompts, save_model
 
 AIM = 1.0
@@ -51,7 +52,23 @@ class Pass:
 
 
 def run(repeats: int) -> list[Row]:
-    """Tokens per second of the engine and of vLLM; a ratio above 1 is in favour of the engine."""
+    """Returns tokens per second of the engine and of others; a ratio above 1 is in favour of the
+    engine. Raises `NotPossibleError` if none of them is installed."""
+    rows: list[Row] = []
+    missing: list[str] = []
+    for against in (against_vllm, llama_cpp.run):
+        try:
+            rows += against(repeats)
+        except NotPossibleError as error:
+            missing.append(str(error))
+            print(f"bench peers: left out, {error}", file=sys.stderr)
+    if not rows:
+        raise NotPossibleError("; ".join(missing))
+    return rows
+
+
+def against_vllm(repeats: int) -> list[Row]:
+    """Returns the rows against vLLM."""
     python = str(vllm_cpu.interpreter())
     rows: list[Row] = []
     for model, sizes in MODELS.items():

@@ -1,5 +1,7 @@
-"""Benchmark against vLLM's CPU build: over a stand-in of its package, and over the real one."""
+"""Benchmark against vLLM's CPU build, over a stand-in of its package and over the real one, and
+against llama.cpp."""
 
+import json
 import logging
 import os
 import shutil
@@ -8,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from baton.sampling import SamplingParams
 from bench.__main__ import main
-from bench.engine import peers, vllm_cpu
+from bench.child import Child
+from bench.engine import gguf_models, llama_cpp, peers, vllm_cpu
 from bench.report import NotPossibleError
 from bench.workload import save_model
+from tests.support.engine.engines import load, tokens
 
 STAND_IN = """
 from types import SimpleNamespace
@@ -38,9 +43,13 @@ CASES = [f"small, prompts of {a} to {b}: 16 of 16 equal" for a, b in LENGTHS]
 ON_PATH = shutil.which("vllm")
 
 
+WITH_LLAMA = os.environ.get(llama_cpp.INTERPRETER)
+
+
 @pytest.fixture
 def without_vllm(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv(llama_cpp.INTERPRETER, raising=False)
 
 
 @pytest.fixture
@@ -82,9 +91,52 @@ async def test_peers_compares_engine_and_vllm_in_turns(tmp_path):
     assert await compared(tmp_path) == CASES
 
 
-def test_peers_names_what_to_install_without_vllm(without_vllm):
-    with pytest.raises(NotPossibleError, match="install vllm-cpu in a virtual environment"):
+def save_gguf(file: Path, kind: str) -> None:
+    sizes = {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 32,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 3100,
+    }  # fmt: skip
+    gguf_models.save(gguf_models.random_model(**sizes), gguf_models.KINDS[kind], file)
+
+
+@pytest.mark.system  # a C compiler
+async def test_phases_of_the_engine_have_its_tokens(tmp_path):
+    save_gguf(tmp_path / "model.gguf", "4 bits")
+    prompts = [[5, 6, 7], [9, 8, 7, 6, 5]]
+    child = Child("bench.engine.phases_engine", "baton", f"{tmp_path}/model.gguf", "float32", "1")
+    try:
+        await child.read()
+        answer = json.loads(await child.ask(json.dumps([prompts, 4])))
+    finally:
+        await child.close()
+    engine = load(str(tmp_path / "model.gguf"))
+    params = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0)
+    assert [tuple(each) for each in answer[3]] == tokens(engine.generate(prompts, params))
+    assert answer[0] > 0
+    assert answer[1] > 0
+    assert answer[2] == 2 * 3
+
+
+@pytest.mark.e2e
+@pytest.mark.alone  # it computes on all cores
+@pytest.mark.slow
+@pytest.mark.skipif(WITH_LLAMA is None, reason=f"{llama_cpp.INTERPRETER} names no Python")
+@pytest.mark.parametrize("kind", ["float32", "4 bits"])
+async def test_peers_compares_engine_and_llama_cpp_in_turns(tmp_path, kind):
+    save_gguf(tmp_path / "model.gguf", kind)
+    rows = await llama_cpp.compare(
+        tmp_path / "model.gguf", kind, "float32", Path(WITH_LLAMA), [20], [8], repeats=1
+    )
+    decodes = [f"{kind}, {count} decoding behind 8" for count in llama_cpp.NUM_SEQUENCES]
+    assert [row.case for row in rows] == [f"{kind}, prompt of 20", *decodes]
+    assert all(row.value > 0 and row.ratio == row.value / row.reference for row in rows)
+
+
+def test_peers_names_what_to_install_without_others(without_vllm):
+    with pytest.raises(NotPossibleError) as missing:
         peers.run(1)
+    assert "install vllm-cpu in a virtual environment" in str(missing.value)
+    assert "LLAMA_CPP_PYTHON names no Python that has it" in str(missing.value)
 
 
 def test_bench_all_continues_without_vllm(without_vllm, capsys):
@@ -93,7 +145,8 @@ def test_bench_all_continues_without_vllm(without_vllm, capsys):
     logging.disable(logging.NOTSET)  # main() disables warnings for good
     lines = capsys.readouterr().err.splitlines()
     assert lines[1].startswith("bench peers: left out, the command vllm is not on the path")
-    assert lines[2] == "bench engine: running"
+    assert lines[2].startswith("bench peers: left out, llama-cpp-python is not installed")
+    assert lines[-2] == "bench engine: running"
 
 
 def test_vllm_interpreter_is_beside_the_linked_command(with_stand_in, monkeypatch, tmp_path):
