@@ -93,10 +93,12 @@ async def compare(
             engines.append(child)
         ours, its = engines
         rows = [await _prompt(name, length, ours, its, repeats) for length in prompts]
-        for length in behind:
-            for count in NUM_SEQUENCES:
-                rows.append(await _decodes(name, length, count, ours, its, repeats))
-        return rows
+        decodes = [
+            await _decodes(name, length, count, ours, its, repeats)
+            for length in behind
+            for count in NUM_SEQUENCES
+        ]
+        return rows + decodes
 
 
 async def _prompt(name: str, length: int, ours: Child, its: Child, repeats: int) -> Row:

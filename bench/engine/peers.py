@@ -1,9 +1,9 @@
 """Throughput of the engine against vLLM's CPU build and llama.cpp, those that are installed.
 
-`llama_cpp.py` is against llama.cpp. Against vLLM, both with their defaults: random Llamas of 7 M and
-100 M parameters, in float32 and bfloat16; 16 prompts of 32 to 128 tokens, and 16 of 256 to 1,024,
-all at once, 32 new tokens each, greedy. Needs the command `vllm` on the path. Each engine has a
-process, all cores and no prefix cache; both stay loaded and take turns. A case names how many
+`llama_cpp.py` is against llama.cpp. Against vLLM, both with their defaults: random Llamas of 7 M
+and 100 M parameters, in float32 and bfloat16; 16 prompts of 32 to 128 tokens, and 16 of 256 to
+1,024, all at once, 32 new tokens each, greedy. Needs the command `vllm` on the path. Each engine
+has a process, all cores and no prefix cache; both stay loaded and take turns. A case names how many
 requests got equal tokens: rounding may part the others.
 """
 

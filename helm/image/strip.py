@@ -12,6 +12,8 @@ from pathlib import Path
 
 # Beginnings of file names in the folders of models; those of compiled files are equal.
 _KEPT = ("__init__.", "configuration_", "image_processing_", "processing_", "tokenization_")
+# What compilers and type checkers read.
+_SOURCES = frozenset({".a", ".c", ".h", ".pxd", ".pyi", ".pyx"})
 # Folder of the tables that name the classes of all models.
 _TABLES = "auto"
 
@@ -19,7 +21,7 @@ _TABLES = "auto"
 def strip(root: Path) -> int:
     """Removes these files of a virtual environment; returns their bytes."""
     (packages,) = root.glob("lib/python*/site-packages")
-    files = list(_not_imported(packages))
+    files = set(_not_imported(packages))
     num_bytes = sum(file.stat().st_size for file in files)
     for file in files:
         file.unlink()
@@ -32,6 +34,7 @@ def _not_imported(packages: Path) -> Iterator[Path]:
             yield from (file for file in _files(folder) if not file.name.startswith(_KEPT))
     for folder in (packages / "numpy").rglob("tests"):
         yield from _files(folder)
+    yield from (file for file in _files(packages) if file.suffix in _SOURCES)
 
 
 def _files(folder: Path) -> Iterator[Path]:

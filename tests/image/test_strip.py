@@ -57,6 +57,12 @@ def stripped_root(tmp_path_factory) -> Path:
     return root
 
 
+def test_stripped_environment_has_no_sources_of_extensions(stripped_root):
+    left = {path.suffix for path in stripped_root.rglob("*") if path.is_file()}
+    assert not left & {".a", ".h", ".pxd", ".pyi", ".pyx"}
+    assert {".py", ".so"} <= left
+
+
 def test_stripped_environment_reads_image_of_each_family(stripped_root, tmp_path):
     save_families(tmp_path)
     configs = [read_json(tmp_path / name / "config.json") for name in NAMES]

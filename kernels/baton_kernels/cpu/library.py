@@ -44,7 +44,7 @@ class Library:
 
 KERNELS = Library(
     "kernels",
-    sources=("linear.c", "paged_attention.c", "rowwise.c"),
+    sources=("linear.c", "paged_attention.c", "recording.c", "rowwise.c"),
     headers=(
         "bfloat16.h",
         "linear_of_format.h",

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from baton_kernels.cpu.coded_weight import CodedWeight
 from baton_kernels.cpu.library import KERNELS, load
+from baton_kernels.cpu.recording import launch
 
 # By the dtype of codes.
 _FORMATS: Final = {
@@ -115,6 +116,7 @@ class PackedLinear:
             x = x.contiguous()
         num_rows, num_features = x.shape
         out = x.new_empty(num_rows, self._out_features)
+        memory: list[torch.Tensor | None] = [x, residual, out]
         call = _Call.from_buffer_copy(self._fixed)
         call.rows, call.num_rows, call.row_stride = x.data_ptr(), num_rows, x.stride(0)
         call.out = out.data_ptr()
@@ -123,11 +125,13 @@ class PackedLinear:
         if num_arranged := self._num_arranged(num_rows):
             arranged = x.new_empty(num_arranged, num_features)
             call.arranged = arranged.data_ptr()
+            memory.append(arranged)
         if num_groups := self._packed.num_group_sums:
             sums = x.new_empty(max(num_rows, num_arranged), num_groups, dtype=torch.float32)
             call.group_sums = sums.data_ptr()
+            memory.append(sums)
         call.num_threads = torch.get_num_threads()
-        self._function(ctypes.byref(call))
+        launch(self._function, call, *memory)
         return out
 
 

@@ -41,6 +41,13 @@ typedef int32_t IntVector __attribute__((vector_size(4 * LANES), aligned(4), may
 typedef uint16_t HalfBits __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 typedef float Vector4 __attribute__((vector_size(16), aligned(4), may_alias));
 
+// What the layers of a step have in common, in the order of `_Work` in paged_attention.py.
+typedef struct {
+  const int32_t* table;  // [num_sequences, table_width], blocks of each sequence
+  const int64_t* items;  // [num_items, 4]: sequence, first token, its position, number of tokens
+  int64_t table_width, num_items;
+} Work;
+
 // The arguments of a call, in the order of `_Call` in paged_attention.py. Strides are in numbers.
 typedef struct {
   const void* query;  // [num_tokens, num_heads, key_dim]
@@ -49,11 +56,9 @@ typedef struct {
   const void* new_values;
   void* keys;  // [num_blocks, num_kv_heads, block_size, key_dim]
   void* values;
-  const int32_t* table;  // [num_sequences, table_width], blocks of each sequence
-  const int64_t* items;  // [num_items, 4]: sequence, first token, its position, number of tokens
+  const Work* work;
   int64_t query_strides[2], out_strides[2], new_key_strides[2], new_value_strides[2];
   int64_t key_strides[3], value_strides[3];
-  int64_t table_width, num_items;
   int64_t num_kv_heads, rows_per_query, key_dim, value_dim, block_size;
   int64_t window;  // keys that a query sees, its own included; 0: all up to its own
   int64_t num_threads;
@@ -67,8 +72,9 @@ typedef struct {
 } Task;
 
 static Task task_of(const Call* call, int64_t number) {
-  const int64_t* item = call->items + number / call->num_kv_heads * 4;
-  const int32_t* blocks = call->table + item[0] * call->table_width;
+  const Work* work = call->work;
+  const int64_t* item = work->items + number / call->num_kv_heads * 4;
+  const int32_t* blocks = work->table + item[0] * work->table_width;
   return (Task){call, number % call->num_kv_heads, item[1], item[2], item[3], blocks};
 }
 

@@ -1,13 +1,13 @@
 """Paged attention on a CPU by the C library: tensors and plans as the arguments of a call."""
 
 import ctypes
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from baton_kernels.cpu.library import KERNELS, load
+from baton_kernels.cpu.recording import launch
 
 FUNCTIONS = {torch.float32: "baton_attend_float32", torch.bfloat16: "baton_attend_bfloat16"}
 
@@ -22,6 +22,17 @@ def prompt_arithmetic(dtype: torch.dtype) -> str:
     return str(function(), "ascii")
 
 
+class _Work(ctypes.Structure):
+    """Part of a call that layers of a step have in common, as `Work` in paged_attention.c."""
+
+    _fields_ = (
+        ("table", ctypes.c_void_p),
+        ("items", ctypes.c_void_p),
+        ("table_width", ctypes.c_int64),
+        ("num_items", ctypes.c_int64),
+    )
+
+
 class _Call(ctypes.Structure):
     """Arguments of one call, as `Call` in paged_attention.c."""
 
@@ -32,16 +43,13 @@ class _Call(ctypes.Structure):
         ("new_values", ctypes.c_void_p),
         ("keys", ctypes.c_void_p),
         ("values", ctypes.c_void_p),
-        ("table", ctypes.c_void_p),
-        ("items", ctypes.c_void_p),
+        ("work", ctypes.c_void_p),
         ("query_strides", ctypes.c_int64 * 2),
         ("out_strides", ctypes.c_int64 * 2),
         ("new_key_strides", ctypes.c_int64 * 2),
         ("new_value_strides", ctypes.c_int64 * 2),
         ("key_strides", ctypes.c_int64 * 3),
         ("value_strides", ctypes.c_int64 * 3),
-        ("table_width", ctypes.c_int64),
-        ("num_items", ctypes.c_int64),
         ("num_kv_heads", ctypes.c_int64),
         ("rows_per_query", ctypes.c_int64),
         ("key_dim", ctypes.c_int64),
@@ -53,18 +61,26 @@ class _Call(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
 class Work:
-    """Work of one call.
+    """Work of the layers of one step.
 
-    Attributes:
+    Args:
         table: `[num_sequences, blocks]`, blocks of each sequence.
         items: `[num_items, 4]`, ranges of queries that together are all tokens: the sequence, the
             first token in the flat batch, its position, and the number of tokens.
     """
 
-    table: npt.NDArray[np.int32]
-    items: npt.NDArray[np.int64]
+    def __init__(self, table: npt.NDArray[np.int32], items: npt.NDArray[np.int64]) -> None:
+        self._arguments = _Work()
+        self.address = ctypes.addressof(self._arguments)
+        self.assign(table, items)
+
+    def assign(self, table: npt.NDArray[np.int32], items: npt.NDArray[np.int64]) -> None:
+        """Has calls that were recorded with this work do another."""
+        self.table, self.items = table, items
+        arguments = self._arguments
+        arguments.table, arguments.table_width = table.ctypes.data, table.shape[1]
+        arguments.items, arguments.num_items = items.ctypes.data, len(items)
 
 
 class PagedLayer:
@@ -123,12 +139,11 @@ class PagedLayer:
         call.out, call.out_strides = out.data_ptr(), out.stride()[:2]
         call.new_keys, call.new_key_strides = key.data_ptr(), key.stride()[:2]
         call.new_values, call.new_value_strides = value.data_ptr(), value.stride()[:2]
-        call.table, call.table_width = work.table.ctypes.data, work.table.shape[1]
-        call.items, call.num_items = work.items.ctypes.data, len(work.items)
+        call.work = work.address
         call.rows_per_query = query.shape[1] // self.num_kv_heads
         call.num_threads = torch.get_num_threads()
         call.scale = scale
-        self._function(ctypes.byref(call))
+        launch(self._function, call, query, key, value, out, work)
         return out
 
 

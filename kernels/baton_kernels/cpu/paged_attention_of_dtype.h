@@ -377,7 +377,7 @@ static void NAMED(attend_few)(const Task* task) {
 // Writes K and V of all tokens, then attends: a sequence may continue from another one's blocks.
 void NAMED(baton_attend)(const Call* call) {
   int fills_lanes = call->key_dim % LANES == 0 && call->value_dim % LANES == 0;
-  int64_t num_tasks = call->num_items * call->num_kv_heads;
+  int64_t num_tasks = call->work->num_items * call->num_kv_heads;
 #pragma omp parallel num_threads(call->num_threads)
   {
 #pragma omp for schedule(static)

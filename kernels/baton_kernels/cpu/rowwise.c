@@ -13,6 +13,30 @@
 #define INLINE static inline __attribute__((always_inline))
 #define MIN_NUMBERS 16384  // of a call, for more than one thread
 
+// The arguments of calls, in the order of the structures in rowwise.py. Strides are in numbers.
+
+typedef struct {
+  const void* x;       // [num_rows, num_heads, width], of which heads are adjacent
+  const void* weight;  // [width]
+  void* out;           // as x, which it may be
+  int64_t num_rows, num_heads, width, stride, out_stride, num_threads;
+  float eps;
+} Norm;
+
+typedef struct {
+  const void* gate_up;  // [num_rows, 2 * width], the gate first
+  void* out;            // [num_rows, width]
+  int64_t num_rows, width, num_threads;
+} Activation;
+
+typedef struct {
+  void* heads;               // [num_rows, num_heads, dim], to rotate in place
+  const int64_t* positions;  // [num_rows]
+  const void* table;         // [max_len, dim / 2, 2], cosine and sine of each pair by position
+  int64_t num_rows, num_heads, dim, stride, num_threads;
+  int64_t is_adjacent;  // numbers 2i and 2i + 1 of a head are a pair, else i and i + dim / 2
+} Turn;
+
 // The result of e ** x for x <= 0; 0 below -87.
 INLINE float exponential(float x) {
   float clamped = x > -87.0f ? x : -87.0f;

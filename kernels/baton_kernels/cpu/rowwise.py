@@ -2,15 +2,15 @@
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from baton_kernels.cpu.library import KERNELS, load
+from baton_kernels.cpu.recording import launch
 
 _SUFFIXES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 DTYPES: Final = frozenset(_SUFFIXES)
-_POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,62 @@ class Rotation:
     is_adjacent: bool
 
 
+class _Norm(ctypes.Structure):
+    """Arguments, as `Norm` in rowwise.c."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
+        ("out_stride", ctypes.c_int64),
+        ("num_threads", ctypes.c_int64),
+        ("eps", ctypes.c_float),
+    )
+
+
+class _Activation(ctypes.Structure):
+    """Arguments, as `Activation` in rowwise.c."""
+
+    _fields_ = (
+        ("gate_up", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("num_threads", ctypes.c_int64),
+    )
+
+
+class _Turn(ctypes.Structure):
+    """Arguments, as `Turn` in rowwise.c."""
+
+    _fields_ = (
+        ("heads", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("table", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int64),
+        ("num_heads", ctypes.c_int64),
+        ("dim", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
+        ("num_threads", ctypes.c_int64),
+        ("is_adjacent", ctypes.c_int64),
+    )
+
+
 class RowwiseKernels:
     """Row-wise operations for tensors of one dtype, of `DTYPES`. Raises `NoLibraryError`."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        suffix = _SUFFIXES[dtype]
-        pointers, sizes = [_POINTER] * 3, [_INT64] * 4
-        self._rms_norm = _function(f"baton_rms_norm_{suffix}", *pointers, *sizes, ctypes.c_float)
-        self._silu = _function(f"baton_silu_and_multiply_{suffix}", *pointers[:2], *sizes[:2])
-        self._rotate = _function(f"baton_rotate_{suffix}", *pointers, *sizes, ctypes.c_int)
+        library, suffix = load(KERNELS), _SUFFIXES[dtype]
+        self._rms_norm, self._silu, self._rotate = (
+            getattr(library, f"baton_{name}_{suffix}")
+            for name in ("rms_norm", "silu_and_multiply", "rotate")
+        )
+        for function in (self._rms_norm, self._silu, self._rotate):
+            function.restype = None
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Returns x / sqrt(mean(x^2) + eps) * weight, rounded once: contiguous, of the shape of x.
@@ -44,11 +91,20 @@ class RowwiseKernels:
             x: `[num_rows, width]` or `[num_rows, num_heads, width]`; rows may be strided.
             weight: `[width]`.
         """
+        return self._norm(x, weight, eps, torch.empty(x.shape, dtype=x.dtype))
+
+    def rms_norm_(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Writes what `rms_norm` returns in place of x. Returns x."""
+        return self._norm(x, weight, eps, x)
+
+    def _norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
+    ) -> torch.Tensor:
         num_heads = x.shape[1] if x.ndim == 3 else 1
-        out = torch.empty(x.shape, dtype=x.dtype)
         pointers = x.data_ptr(), weight.data_ptr(), out.data_ptr()
-        sizes = len(x), num_heads, x.shape[-1], x.stride(0)
-        self._rms_norm(*pointers, *sizes, eps, torch.get_num_threads())
+        sizes = len(x), num_heads, x.shape[-1], x.stride(0), out.stride(0)
+        call = _Norm(*pointers, *sizes, torch.get_num_threads(), eps)
+        launch(self._rms_norm, call, x, weight, out)
         return out
 
     def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -60,7 +116,8 @@ class RowwiseKernels:
         num_rows, width = len(gate_up), gate_up.shape[1] // 2
         out = torch.empty(num_rows, width, dtype=gate_up.dtype)
         pointers = gate_up.data_ptr(), out.data_ptr()
-        self._silu(*pointers, num_rows, width, torch.get_num_threads())
+        call = _Activation(*pointers, num_rows, width, torch.get_num_threads())
+        launch(self._silu, call, gate_up, out)
         return out
 
     def rotate(
@@ -73,13 +130,7 @@ class RowwiseKernels:
             positions: `[num_tokens]`, int64.
         """
         pointers = heads.data_ptr(), positions.data_ptr(), rotation.table.data_ptr()
-        sizes = *heads.shape, heads.stride(0)
-        self._rotate(*pointers, *sizes, rotation.is_adjacent, torch.get_num_threads())
+        sizes = *heads.shape, heads.stride(0), torch.get_num_threads()
+        call = _Turn(*pointers, *sizes, rotation.is_adjacent)
+        launch(self._rotate, call, heads, positions, rotation.table)
         return heads
-
-
-def _function(name: str, *types: Any) -> Any:
-    """Returns a function of the library, whose last argument is the number of threads."""
-    function = getattr(load(KERNELS), name)
-    function.restype, function.argtypes = None, (*types, ctypes.c_int)
-    return function

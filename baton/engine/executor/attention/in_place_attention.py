@@ -35,9 +35,21 @@ class InPlaceBatch:
             for table in ragged.block_tables
         ]
         self._items: dict[int, Int64Array] = {}
+        self._works: dict[tuple[int, int], Work] = {}
 
     def work(self, group: int, rows_per_query: int) -> Work:
         """Returns the work of a layer of a cache group, with so many query heads per KV head."""
+        if (group, rows_per_query) not in self._works:
+            items = self._items_of(rows_per_query)
+            self._works[group, rows_per_query] = Work(self._tables[group], items)
+        return self._works[group, rows_per_query]
+
+    def assign(self, batch: "InPlaceBatch") -> None:
+        """Has calls that were recorded with this batch compute another one, of as many tokens."""
+        for (group, rows_per_query), work in self._works.items():
+            work.assign(batch._tables[group], batch._items_of(rows_per_query))
+
+    def _items_of(self, rows_per_query: int) -> Int64Array:
         if rows_per_query not in self._items:
             max_queries = max(1, MAX_ROWS // rows_per_query)
             self._items[rows_per_query] = (
@@ -45,7 +57,7 @@ class InPlaceBatch:
                 if self._are_decodes
                 else _items(self._starts, self._num_queries, max_queries)
             )
-        return Work(self._tables[group], self._items[rows_per_query])
+        return self._items[rows_per_query]
 
 
 class InPlaceAttention:

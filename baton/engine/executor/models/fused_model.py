@@ -22,6 +22,7 @@ from baton.engine.executor.models.hf import PreTrainedModel
 from baton.engine.executor.models.linear import LinearOf, Products, merged_layer
 from baton.engine.executor.models.mrope import angles_at, dimensions_of_pairs
 from baton.engine.executor.models.quantized.coded_tensor import rows_of
+from baton.engine.executor.models.recorded_layers import RecordedLayers, is_short
 from baton.engine.executor.models.rowwise import Rowwise
 from baton_kernels.cpu.linear import PackedLinear
 from baton_kernels.cpu.rowwise import Rotation
@@ -54,10 +55,12 @@ class FusedModel:
         ]
         self._eps = decoder.norm.variance_epsilon
         self._paged: Attention | None = None
+        self._recorded = RecordedLayers(self._compute)
 
     def use(self, paged: Attention | None) -> None:
         """Implements `DecoderModel.use`."""
         self._paged = paged
+        self._recorded = RecordedLayers(self._compute)  # of this cache
 
     def forward(
         self,
@@ -72,6 +75,8 @@ class FusedModel:
         hidden = self._embed(token_ids)
         if features is not None:
             features.place(hidden)
+        if features is None and positions.ndim == 1 and is_short(batch):
+            return self._logits(self._recorded(hidden, positions, batch)[logit_rows])
         rotation, positions = self._rotation_at(positions)
         for i, layer in enumerate(self._layers[:-1]):
             attended = layer.attend(hidden, positions, rotation, self._paged, batch)
@@ -81,6 +86,19 @@ class FusedModel:
         # After the last attention only the rows whose logits are requested are computed.
         attended = self._layers[-1].attend(hidden, positions, rotation, self._paged, batch)
         hidden = self._layers[-1].finish(hidden[logit_rows], attended[logit_rows])
+        return self._logits(hidden)
+
+    def _compute(
+        self, hidden: torch.Tensor, positions: torch.Tensor, batch: StepBatch
+    ) -> torch.Tensor:
+        """Computes all layers of all tokens."""
+        assert self._paged is not None
+        for layer in self._layers:
+            attended = layer.attend(hidden, positions, self._rotation, self._paged, batch)
+            hidden = layer.finish(hidden, attended)
+        return hidden
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         normed = self._rowwise.rms_norm(hidden, self._final_norm, self._eps)
         logits: torch.Tensor = self._lm_head(normed)
         return logits
@@ -165,12 +183,9 @@ class _FusedLayer:
         heads = self._qkv(normed).view(len(normed), -1, self._head_dim)
         rotated, value = heads.split([num_rotated, self._num_kv_heads], dim=1)
         if self._qk_norms:
-            query, key = rotated.split([self._num_heads, self._num_kv_heads], dim=1)
-            normed_heads = [
-                self._rowwise.rms_norm(t, w, self._eps)
-                for t, w in zip((query, key), self._qk_norms, strict=True)
-            ]
-            rotated = torch.cat(normed_heads, dim=1)
+            heads_of = rotated.split([self._num_heads, self._num_kv_heads], dim=1)
+            for of_one, weight in zip(heads_of, self._qk_norms, strict=True):
+                self._rowwise.rms_norm_(of_one, weight, self._eps)
         rotated = self._rowwise.rotate(rotated, positions, rotation)
         query, key = rotated.split([self._num_heads, self._num_kv_heads], dim=1)
         return query, key, value

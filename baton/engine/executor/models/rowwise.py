@@ -18,6 +18,10 @@ class Rowwise(Protocol):
         """Returns the RMSNorm over the last dimension of x, times `weight`."""
         ...
 
+    def rms_norm_(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Writes what `rms_norm` returns in place of x. Returns x."""
+        ...
+
     def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Returns silu(gate) * up of `[num_rows, 2 * width]`, the gate first."""
         ...
@@ -34,6 +38,9 @@ class TorchRowwise:
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return F.rms_norm(x, weight.shape, weight, eps)
+
+    def rms_norm_(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return x.copy_(self.rms_norm(x, weight, eps))
 
     def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
