@@ -30,19 +30,27 @@ class ContextLengthError(InvalidArgumentError):
 
     `size` and `limit` are in `unit`. "tokens": those of the prompt, or with `max_tokens` where
     these are too many; the limit is that of prompt and output together. "bytes": those of the
-    text at least; the limit is that of a prompt's text.
+    text at least; the limit is that of a prompt's text. `remedy`, a sentence of `problem`, says how
+    those who run the workers raise the limit; empty: it is the model's.
     """
 
     def __init__(
-        self, field: str, problem: str, size: int, limit: int, unit: str = "tokens"
+        self,
+        field: str,
+        problem: str,
+        size: int,
+        limit: int,
+        unit: str = "tokens",
+        remedy: str = "",
     ) -> None:
         super().__init__(field, problem)
         self.size = size
         self.limit = limit
         self.unit = unit
+        self.remedy = remedy
 
     def named(self, field: str, problem: str) -> "ContextLengthError":
-        return ContextLengthError(field, problem, self.size, self.limit, self.unit)
+        return ContextLengthError(field, problem, self.size, self.limit, self.unit, self.remedy)
 
 
 class EngineLimitError(InvalidArgumentError):

@@ -16,7 +16,7 @@ from enum import Enum
 from functools import wraps
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
-from baton.errors import ContextLengthError, InvalidArgumentError
+from baton.errors import InvalidArgumentError
 
 DEFAULT_MAX_TOKENS = 16
 MAX_SEQUENCES = 16
@@ -37,7 +37,6 @@ MAX_BAD_TOKEN_SEQUENCES = 256
 MAX_BAD_TOKEN_SEQUENCE_LENGTH = 32
 MAX_GRAMMAR_BYTES = 65_536
 
-_MAX_TOKENS = "sampling.max_tokens"
 # Token ids that an error shows.
 _SHOWN_IDS = 8
 
@@ -341,46 +340,6 @@ def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
         )
     for i, banned in enumerate(params.bad_token_ids):
         check_token_ids(banned, vocab_size, f"sampling.bad_token_ids[{i}]")
-
-
-def check_length(
-    num_prompt_tokens: int, max_tokens: int, max_model_len: int, prompt_field: str = "token_ids"
-) -> None:
-    """Raises `ContextLengthError` unless prompt and output fit the model's length together; it
-    names `prompt_field` if no output would fit."""
-    if num_prompt_tokens >= max_model_len:
-        raise ContextLengthError(
-            prompt_field,
-            f"has {num_prompt_tokens} tokens; {_longest(max_model_len)}. Shorten the prompt.",
-            num_prompt_tokens,
-            max_model_len,
-        )
-    if num_prompt_tokens + max_tokens > max_model_len:
-        raise ContextLengthError(
-            _MAX_TOKENS,
-            f"is {max_tokens}, and the prompt has {num_prompt_tokens} tokens; "
-            f"{_longest(max_model_len)}. Lower it, or shorten the prompt.",
-            num_prompt_tokens + max_tokens,
-            max_model_len,
-        )
-
-
-def check_max_tokens(max_tokens: int, max_model_len: int) -> None:
-    """Raises `ContextLengthError` if `max_tokens` leave no room for any prompt."""
-    if max_tokens >= max_model_len:
-        raise ContextLengthError(
-            _MAX_TOKENS,
-            f"is {max_tokens}; {_longest(max_model_len)}. Lower it.",
-            max_tokens,
-            max_model_len,
-        )
-
-
-def _longest(max_model_len: int) -> str:
-    """Returns a bound in the words by which clients know what to do."""
-    return (
-        f"this model's maximum context length is {max_model_len} tokens, prompt and output together"
-    )
 
 
 def _check_beams(params: SamplingParams) -> None:

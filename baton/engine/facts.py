@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from baton.cluster.prefix import PrefixNamespace
+from baton.context_length import ContextLength
 from baton.engine.executor.cache.kv_layout import KvLayout
 from baton.models.images.image_format import ImageFormat
 from baton.models.pooling import Pooling
@@ -71,6 +72,14 @@ class EngineFacts:
     encoder_only: bool = False
     num_graphs: int = 0
     num_expected_graphs: int = 0
+
+    @property
+    def context_length(self) -> ContextLength:
+        """Maximum tokens of a sequence. With a window in all layers, or without any request, no
+        pool bounds it."""
+        is_bound = not self.encoder_only and self.layouts[0].window is None
+        room = self.num_blocks[0] * self.block_size if is_bound else None
+        return ContextLength(self.info.max_model_len, room)
 
     @property
     def pool_bytes(self) -> int:

@@ -200,7 +200,9 @@ def _invalid_argument(message: str, status: status_pb2.Status) -> InvalidArgumen
             lengths = int(info.metadata[size]), int(info.metadata[limit])
         except ValueError:  # also of a name that is not there
             continue
-        return ContextLengthError(error.field, error.problem, *lengths, unit)
+        return ContextLengthError(
+            error.field, error.problem, *lengths, unit, info.metadata["remedy"]
+        )
     return error
 
 
@@ -208,6 +210,8 @@ def context_length_info(error: ContextLengthError) -> error_details_pb2.ErrorInf
     """Returns the detail by which the caller knows the error from others of a field."""
     size, limit = _LENGTHS[error.unit]
     lengths = {size: str(error.size), limit: str(error.limit)}
+    if error.remedy:
+        lengths["remedy"] = error.remedy
     return error_details_pb2.ErrorInfo(domain=DOMAIN, reason=_CONTEXT_LENGTH, metadata=lengths)
 
 

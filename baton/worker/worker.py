@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from typing import NoReturn, TypeVar, cast
 
 from baton.cluster.registry.registry import WorkerRecord
+from baton.context_length import POOL_SETTINGS
 from baton.engine.core.process.engine_child import EngineChild
 from baton.engine.facts import EngineFacts
 from baton.rpc.cancellation import run_until
@@ -117,8 +118,8 @@ class Worker:
 def _room(facts: EngineFacts) -> str:
     """Returns a clause about the tokens that the KV cache holds; empty if that does not bound a
     sequence."""
-    if facts.encoder_only or facts.layouts[0].window is not None:
+    length = facts.context_length
+    if length.pool is None:
         return ""
-    num_tokens, longest = facts.num_blocks[0] * facts.block_size, facts.info.max_model_len
-    advice = " (--kv-cache-bytes gives it more)" if num_tokens < longest else ""
-    return f": room for {num_tokens:,} tokens; the model takes {longest:,}{advice}"
+    advice = f" ({POOL_SETTINGS} gives it more)" if length.pool < length.model else ""
+    return f": room for {length.pool:,} tokens; the model takes {length.model:,}{advice}"

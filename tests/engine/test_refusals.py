@@ -24,6 +24,7 @@ from baton.engine.request import EngineRequest, Purpose
 from baton.errors import (
     AlreadyExistsError,
     BatonError,
+    EngineLimitError,
     InvalidArgumentError,
     UnsupportedModelError,
 )
@@ -458,7 +459,7 @@ WHAT_IS_WRONG: dict[str, tuple[tuple[int, ...], SamplingParams, int, type[BatonE
         (1, 2, 3), SamplingParams(max_tokens=2), 1, InvalidArgumentError, "already reached",
     ),
     "more blocks than there are": (
-        (1,) * 100, SamplingParams(max_tokens=50), 100, InvalidArgumentError, "need 10 KV blocks",
+        (1,) * 100, SamplingParams(max_tokens=50), 100, EngineLimitError, "need 160 tokens of KV",
     ),
 }  # fmt: skip
 
@@ -486,8 +487,8 @@ WHAT_IS_WRONG |= {
         "num_prompt_tokens: is 1 of 2 tokens; must be all where several",
     ),
     "beams that do not fit together": (
-        (1,) * 20, SamplingParams(beam_width=4, max_tokens=30), 20, InvalidArgumentError,
-        "need 16 KV blocks; the pool has 8",
+        (1,) * 20, SamplingParams(beam_width=4, max_tokens=30), 20, EngineLimitError,
+        "need 256 tokens of KV, in blocks of 16; the KV pool has room for 128",
     ),
     "a bias on no token": (
         (1,), SamplingParams(logit_bias=((3, 1.0), (VOCAB_SIZE, 1.0))), 1, InvalidArgumentError,
@@ -518,10 +519,21 @@ def test_engine_serves_a_request_that_fills_model_and_pool(
     assert len(result.token_ids) == 20
 
 
+@pytest.mark.parametrize(("num_prompt", "max_tokens"), [(33, 1), (20, 20)])
+def test_engine_names_room_of_pool_that_request_exceeds(
+    checkpoints: Checkpoints, num_prompt: int, max_tokens: int
+) -> None:
+    """A prompt that is longer than the pool, and one that is so with its output."""
+    engine = load(checkpoints["llama"], num_blocks=2)
+    named = "need 48 tokens of KV, .* has room for 32. .* by --kv-cache-bytes or --num-blocks"
+    with pytest.raises(EngineLimitError, match=named):
+        engine.generate([random_prompt(num_prompt)], SamplingParams(max_tokens=max_tokens))
+
+
 def test_prefill_needs_blocks_for_its_prompt_only(checkpoints: Checkpoints) -> None:
     engine = load(checkpoints["llama"], num_blocks=2)
     prompt, params = random_prompt(32), SamplingParams(max_tokens=100)
-    with pytest.raises(InvalidArgumentError, match="the pool has 2"):
+    with pytest.raises(InvalidArgumentError, match="the KV pool has room for 32"):
         engine.core.add(EngineRequest("x", prompt, params, 32))
     engine.core.add(EngineRequest("x", prompt, params, 32, Purpose.PREFILL))
     (update,) = engine.core.step().updates

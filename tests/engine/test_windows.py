@@ -4,7 +4,7 @@ import pytest
 
 from baton.engine.llm import LLM
 from baton.engine.scheduler.sequences.batch_slots import NULL_BLOCK
-from baton.errors import InvalidArgumentError
+from baton.errors import EngineLimitError
 from baton.sampling import SamplingParams
 from tests.support.engine.checkpoints import MAX_LEN
 from tests.support.engine.engines import assert_idle, load, mostly_slow, output_of, request, tokens
@@ -96,7 +96,9 @@ def test_windowed_prompt_may_exceed_the_pool(checkpoints, oracle, block_size, bu
     expected = oracle(path, prompt, NUM_TOKENS)
     assert tokens(engine.generate([prompt, prompt], GREEDY)) == [expected] * 2
     assert_idle(engine)
-    with pytest.raises(InvalidArgumentError, match=f"need {num_blocks} KV blocks; the pool has"):
+    needed, room = num_blocks * block_size, (num_blocks - 1) * block_size
+    named = f"need {needed} tokens of KV, .* the KV pool has room for {room}\\."
+    with pytest.raises(EngineLimitError, match=named):
         load(
             path, block_size=block_size, num_blocks=num_blocks - 1, max_num_seqs=1,
             max_num_batched_tokens=budget,

@@ -12,6 +12,10 @@ ROUND_TRIPS = [
     (errors.InvalidArgumentError("sampling.top_p", "is 2; must be in (0, 1]"), "INVALID_ARGUMENT"),
     (errors.ContextLengthError("input.text", "has 9 tokens", 9, 8), "INVALID_ARGUMENT"),
     (errors.ContextLengthError("input.text", "has 9 bytes", 9, 8, "bytes"), "INVALID_ARGUMENT"),
+    (
+        errors.ContextLengthError("input.text", "is 9. Enlarge it.", 9, 8, remedy="Enlarge it."),
+        "INVALID_ARGUMENT",
+    ),
     (errors.EngineLimitError("sampling.n", "is 9; this engine runs 8"), "INVALID_ARGUMENT"),
     (errors.OverloadedError("the queue is full", retry_after=2.5), "RESOURCE_EXHAUSTED"),
     (errors.UnavailableError("draining"), "UNAVAILABLE"),

@@ -25,6 +25,7 @@ from baton.cluster.events.kv_events import (
     encode_sequence,
 )
 from baton.cluster.registry.registry import WorkerRecord
+from baton.context_length import ContextLength
 from baton.engine.executor.cache.kv_layout import KvShape, plan_layout
 from baton.engine.executor.cache.kv_pool import KvPool
 from baton.engine.request import KvSource, Purpose
@@ -225,7 +226,7 @@ def generate(data: bytes) -> None:
     request = parsed(pb.GenerateRequest, data)
     asyncio.run(
         Intake(card(), RequestLimits(max_prompt_bytes=4096)).read(
-            CallReader(4096).generate_call(request), 2048
+            CallReader(4096).generate_call(request), ContextLength(2048)
         )
     )
 

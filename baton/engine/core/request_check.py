@@ -6,6 +6,7 @@ Any process that has the facts may check. Knows nothing of what the engine holds
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING
 
+from baton.context_length import POOL_SETTINGS, ContextLength
 from baton.engine.executor.cache.kv_layout import KvLayout
 from baton.engine.executor.memory.pool_size import peak_blocks
 from baton.engine.facts import EngineFacts, ModelInfo
@@ -15,7 +16,7 @@ from baton.errors import EngineLimitError, FailedPreconditionError, InvalidArgum
 from baton.models.images.encoder_input import CONTENT_HASH_BYTES, EncoderInput
 from baton.models.images.image_format import ImageFormat
 from baton.models.pooling import why_not
-from baton.sampling import check_length, check_token_ids, check_vocabulary
+from baton.sampling import check_token_ids, check_vocabulary
 
 if TYPE_CHECKING:
     from baton.engine.executor.grammar.state import CompiledGrammar
@@ -58,11 +59,12 @@ class RequestCheck:
         for layout, num_blocks in zip(self._facts.layouts, self._facts.num_blocks, strict=True):
             needed = self._num_blocks_for(request, layout)
             if needed > num_blocks:
+                size = layout.block_size
                 raise EngineLimitError(
                     "token_ids",
-                    f"with what is to follow, they need {needed} KV blocks; the pool has "
-                    f"{num_blocks}: ask for fewer tokens, or enlarge it (--kv-cache-bytes, "
-                    "--num-blocks)",
+                    f"with what is to follow, they need {needed * size} tokens of KV, in blocks of "
+                    f"{size}; the KV pool has room for {num_blocks * size}. Ask for fewer tokens, "
+                    f"or enlarge the pool by {POOL_SETTINGS}.",
                 )
 
     def encoder_input(self, encoder_input: EncoderInput, *, has_tensors: bool) -> None:
@@ -86,11 +88,11 @@ class RequestCheck:
     def _check_length(self, request: EngineRequest) -> None:
         """Raises `ContextLengthError` if a sequence would be too long. Another engine writes the
         output of a prefill, but for its first token."""
+        longest = ContextLength(self._info.max_model_len)
         if request.purpose is Purpose.PREFILL:
-            check_length(len(request.token_ids), 1, self._info.max_model_len)
+            longest.check(len(request.token_ids), 1)
         else:
-            num_prompt_tokens, max_tokens = request.num_prompt_tokens, request.params.max_tokens
-            check_length(num_prompt_tokens, max_tokens, self._info.max_model_len)
+            longest.check(request.num_prompt_tokens, request.params.max_tokens)
 
     def _check_images(self, request: EngineRequest) -> None:
         """Raises if a request's images do not fit the model, its prompt or the encoder."""

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from baton.cluster.events.kv_events import KvEvents
 from baton.cluster.index import LocalityIndex
+from baton.context_length import ContextLength
 from baton.engine.request import FinishReason
 from baton.engine.scheduler.kv.encoder_cache import HeldOutput
 from baton.engine.scheduler.sequences.encoder_inputs import check_encoder_inputs
 from baton.errors import BatonError, OverloadedError
 from baton.rpc.worker_role import Role
-from baton.sampling import check_length
 from baton_decode_worker.capacity import Capacity, num_blocks_on_arrival
 from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.lifecycle.recovery import Recovery
@@ -253,7 +253,8 @@ class Cluster:
         job, machine = self.jobs[number], self.setup.machine
         self._budget.deposit()
         try:
-            check_length(job.num_prompt_tokens, job.num_output_tokens, self.setup.max_len)
+            longest = ContextLength(self.setup.max_len)
+            longest.check(job.num_prompt_tokens, job.num_output_tokens)
             check_encoder_inputs(
                 job.encoder_inputs,
                 job.num_prompt_tokens,

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import NoReturn
 
+from baton.context_length import ContextLength
 from baton.errors import InvalidArgumentError
 from baton.serving.deadline import Deadline
 from baton.serving.grpc.coalescer import Coalescer
@@ -54,9 +55,14 @@ class Inference:
         return self._services.card
 
     @property
-    def max_model_len(self) -> int:
+    def context_length(self) -> ContextLength:
         """Maximum tokens of one sequence now, prompt and output together."""
-        return min(self.card.max_model_len, self._services.fleet.max_model_len)
+        return self._services.fleet.context_length.within(self.card.max_model_len)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of `context_length`."""
+        return self.context_length.num_tokens
 
     @property
     def fingerprint(self) -> str:
@@ -136,7 +142,7 @@ class Inference:
         scores_prompt = call.params.prompt_logprobs is not None
         await self.wait_for_workers(deadline, needs_prefill=scores_prompt)
         with stage("tokenize"):
-            request = await services.intake.read(call, services.fleet.max_model_len, tenant)
+            request = await services.intake.read(call, services.fleet.context_length, tenant)
             await services.fleet.hash_ahead(request.prompt)
             return request
 
@@ -152,7 +158,7 @@ class Inference:
         """Returns the request of a call. Raises what `generate` raises for an invalid one, before
         any worker is called."""
         services = self._services
-        limit = services.fleet.max_model_len
+        limit = services.fleet.context_length
         request = await services.intake.read(call, limit, self.tenant_of(caller))
         services.images.check(request)
         return request

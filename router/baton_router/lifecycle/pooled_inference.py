@@ -75,7 +75,7 @@ class PooledInference:
         dimensions = self._dimensions(call)
         await self._services.wait_for_workers(deadline)
         with stage("tokenize"):
-            limit = self._services.fleet.max_model_len
+            limit = self._services.fleet.context_length
             requests = await self._intake.read_inputs(call, limit, tenant)
         vectors = await self._pool_all(requests, arrived, deadline)
         if dimensions is not None:
@@ -90,7 +90,7 @@ class PooledInference:
         pooling = self._card.pooling
         assert pooling is not None, "a score of a model without one"
         await self._services.wait_for_workers(deadline)
-        limit = self._services.fleet.max_model_len
+        limit = self._services.fleet.context_length
         if pooling.kind == "score":
             with stage("tokenize"):
                 requests = await self._intake.read_pairs(call, limit, tenant)

@@ -9,12 +9,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
+from baton.context_length import ContextLength
 from baton.errors import InvalidArgumentError
 from baton.models.images.encoder_input import EncoderInput
 from baton.sampling import (
     SamplingParams,
-    check_length,
-    check_max_tokens,
     check_token_ids,
     check_vocabulary,
     with_banned_tokens,
@@ -85,16 +84,16 @@ class Intake:
         self._max_tools = limits.max_tools
 
     async def read(
-        self, call: GenerateCall, max_model_len: int, tenant: Tenant = ANONYMOUS
+        self, call: GenerateCall, longest: ContextLength, tenant: Tenant = ANONYMOUS
     ) -> Request:
-        """Validates and tokenizes. `max_model_len`: that of the workers, in tokens. Raises
+        """Validates and tokenizes. `longest`: context length of the workers. Raises
         `ModelOutputError` for a model that does not generate."""
         self._card.check_makes(None)
         params = call.params.with_defaults(self._card.sampling_defaults)
-        limit = min(max_model_len, self._card.max_model_len)
+        longest = longest.within(self._card.max_model_len)
         # The cheapest check that can refuse a long request comes first.
         if not call.clamps_max_tokens:
-            check_max_tokens(params.max_tokens, limit)
+            longest.check_max_tokens(params.max_tokens)
         options = None
         if call.parsing is not None:
             if isinstance(call.input, Conversation) and call.input.tools:
@@ -104,10 +103,11 @@ class Intake:
         prompt = await self.prompt_of(call.input, call.images, call.encoder_inputs, tenant)
         token_ids = prompt.token_ids
         least = 1 if call.clamps_max_tokens else params.max_tokens
-        check_length(len(token_ids), least, limit, f"input.{call.kind}")
-        is_clamped = params.max_tokens > limit - len(token_ids)
+        longest.check(len(token_ids), least, f"input.{call.kind}")
+        num_left = longest.num_tokens - len(token_ids)
+        is_clamped = params.max_tokens > num_left
         if is_clamped:
-            params = replace(params, max_tokens=limit - len(token_ids))
+            params = replace(params, max_tokens=num_left)
         if params.stop_token_ids:
             check_token_ids(params.stop_token_ids, self._card.vocab_size, "sampling.stop_token_ids")
         params = with_banned_tokens(params, self._card.encode_rendered)
@@ -179,7 +179,7 @@ class Intake:
                 raise InvalidArgumentError("input", "has no tokens; at least 1 is needed")
             return prompt
         # Before a list is made of ids that are too many.
-        check_length(len(given), 0, self._card.max_model_len, "input.token_ids")
+        ContextLength(self._card.max_model_len).check(len(given), 0, "input.token_ids")
         token_ids = list(given)
         check_token_ids(token_ids, self._card.vocab_size, "input.token_ids")
         if encoder_inputs:

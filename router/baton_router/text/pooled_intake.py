@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 
+from baton.context_length import ContextLength
 from baton.errors import InvalidArgumentError
-from baton.sampling import SamplingParams, check_length, check_token_ids
+from baton.sampling import SamplingParams, check_token_ids
 from baton.serving.tenant import Tenant
 from baton_router.call.generate_call import EmbedCall, ScoreCall
 from baton_router.call.request import ANONYMOUS, Request
@@ -34,7 +35,7 @@ class PooledIntake:
         self._max_input_tokens = limits.max_input_tokens
 
     async def read_inputs(
-        self, call: EmbedCall, max_model_len: int, tenant: Tenant = ANONYMOUS
+        self, call: EmbedCall, longest: ContextLength, tenant: Tenant = ANONYMOUS
     ) -> list[Request]:
         """Returns a request for the pooled output of each input. Arguments as of `Intake.read`."""
         self._check_num("inputs", len(call.inputs))
@@ -48,26 +49,26 @@ class PooledIntake:
             tuple(next(encoded)) if isinstance(given, str) else tuple(given)
             for given in call.inputs
         ]
-        return self._requests(call, "inputs", prompts, max_model_len, tenant)
+        return self._requests(call, "inputs", prompts, longest, tenant)
 
     async def read_pairs(
-        self, call: ScoreCall, max_model_len: int, tenant: Tenant = ANONYMOUS
+        self, call: ScoreCall, longest: ContextLength, tenant: Tenant = ANONYMOUS
     ) -> list[Request]:
         """Returns a request for the score of each pair as one prompt. Arguments as of
         `Intake.read`."""
         self._check_pairs(call)
         encoded = await self._encode_all(list(call.pairs))
-        return self._requests(call, "pairs", list(map(tuple, encoded)), max_model_len, tenant)
+        return self._requests(call, "pairs", list(map(tuple, encoded)), longest, tenant)
 
     async def read_texts_of_pairs(
-        self, call: ScoreCall, max_model_len: int, tenant: Tenant = ANONYMOUS
+        self, call: ScoreCall, longest: ContextLength, tenant: Tenant = ANONYMOUS
     ) -> tuple[list[Request], list[tuple[int, int]]]:
         """Returns a request for the embedding of each text, once for all pairs that share it, and
         the two indices of each pair. Arguments as of `Intake.read`."""
         self._check_pairs(call)
         texts = list(dict.fromkeys(chain.from_iterable(call.pairs)))
         prompts = list(map(tuple, await self._encode_all(texts)))
-        requests = self._requests(call, "pairs", prompts, max_model_len, tenant)
+        requests = self._requests(call, "pairs", prompts, longest, tenant)
         at = {text: i for i, text in enumerate(texts)}
         return requests, [(at[first], at[second]) for first, second in call.pairs]
 
@@ -82,15 +83,15 @@ class PooledIntake:
         call: EmbedCall | ScoreCall,
         field: str,
         prompts: Sequence[tuple[int, ...]],
-        max_model_len: int,
+        longest: ContextLength,
         tenant: Tenant,
     ) -> list[Request]:
         pooling = self._card.pooling
         assert pooling is not None, "a pooled output of a model without one"
-        limit = min(max_model_len, self._card.max_model_len)
+        longest = longest.within(self._card.max_model_len)
         for i, token_ids in enumerate(prompts):
             check_token_ids(token_ids, self._card.vocab_size, f"{field}[{i}]")
-            check_length(len(token_ids), 1, limit, f"{field}[{i}]")
+            longest.check(len(token_ids), 1, f"{field}[{i}]")
         num_tokens = sum(map(len, prompts))
         if num_tokens > self._max_input_tokens:
             raise InvalidArgumentError(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from baton.context_length import ContextLength
 from baton.errors import InvalidArgumentError
 from baton.v1 import inference_pb2 as pb
 from baton_router.text.intake import Intake
@@ -35,7 +36,7 @@ async def prompt_over_http(model: ModelCard, path: str, body: dict[str, Any]) ->
 
 async def prompt_over_grpc(model: ModelCard, messages: list[pb.ChatMessage]) -> str:
     call = call_of(pb.GenerateRequest(chat=pb.Chat(messages=messages)))
-    request = await Intake(model, RequestLimits()).read(call, model.max_model_len)
+    request = await Intake(model, RequestLimits()).read(call, ContextLength(model.max_model_len))
     return text_of(request.token_ids, model)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from baton.context_length import ContextLength
 from baton.errors import InvalidArgumentError
 from baton.rpc.params import params_of, params_to_message
 from baton.sampling import NO_DEFAULTS, SamplingDefaults, SamplingParams
@@ -85,10 +86,10 @@ async def test_models_list_what_a_checkpoint_advises():
 async def test_model_gives_what_a_grpc_request_leaves_unset():
     intake = Intake(advised(ADVISED), LIMITS)
     message = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5]))
-    request = await intake.read(call_of(message), 100)
+    request = await intake.read(call_of(message), ContextLength(100))
     assert values_of(request.params) == ADVISED.given
     message.sampling.CopyFrom(sampling_pb2.SamplingParams(min_p=0.0, top_k=0, temperature=0.0))
-    request = await intake.read(call_of(message), 100)
+    request = await intake.read(call_of(message), ContextLength(100))
     off = {"temperature": 0.0, "top_k": 0, "min_p": 0.0}
     assert values_of(request.params) == {**ADVISED.given, **off}
 
@@ -96,10 +97,10 @@ async def test_model_gives_what_a_grpc_request_leaves_unset():
 async def test_several_samples_need_a_temperature_of_anyone():
     message = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[5]))
     message.sampling.n = 2
-    request = await Intake(advised(ADVISED), LIMITS).read(call_of(message), 100)
+    request = await Intake(advised(ADVISED), LIMITS).read(call_of(message), ContextLength(100))
     assert (request.params.n, request.params.temperature) == (2, 0.6)
     with pytest.raises(InvalidArgumentError, match=r"sampling\.n: is 2; must be 1 where"):
-        await Intake(card(), LIMITS).read(call_of(message), 100)
+        await Intake(card(), LIMITS).read(call_of(message), ContextLength(100))
 
 
 def test_client_leaves_to_the_router_what_its_caller_does():

@@ -2,6 +2,7 @@ from functools import cache
 
 import pytest
 
+from baton.context_length import ContextLength
 from baton.errors import ContextLengthError, InvalidArgumentError
 from baton.models import locate
 from baton.v1 import inference_pb2 as pb
@@ -25,7 +26,7 @@ def card() -> ModelCard:
 async def read(max_model_len: int = MAX_LEN, **fields: object) -> Request:
     fields = {"text": "abc", **fields} if not {"chat", "token_ids"} & fields.keys() else fields
     intake = Intake(card(), LIMITS)
-    return await intake.read(call_of(pb.GenerateRequest(**fields)), max_model_len)
+    return await intake.read(call_of(pb.GenerateRequest(**fields)), ContextLength(max_model_len))
 
 
 def sampling(**fields: object) -> sampling_pb2.SamplingParams:
@@ -218,7 +219,7 @@ async def test_intake_bans_bad_word_of_spaces_as_it_is():
 
 async def test_intake_refuses_request_without_input():
     with pytest.raises(InvalidArgumentError, match="input: is missing"):
-        await Intake(card(), LIMITS).read(call_of(pb.GenerateRequest()), MAX_LEN)
+        await Intake(card(), LIMITS).read(call_of(pb.GenerateRequest()), ContextLength(MAX_LEN))
 
 
 async def test_intake_lets_prompt_and_output_fill_model_length():

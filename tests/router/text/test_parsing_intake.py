@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from baton.context_length import ContextLength
 from baton.errors import InvalidArgumentError
 from baton.sampling import GrammarKind
 from baton.serving.grpc.message_bounds import check_message
@@ -48,7 +49,9 @@ async def read(
         sampling=sampling_pb2.SamplingParams(grammar=grammar),
         parsing=pb.OutputParsing(**parsing),
     )
-    return await Intake(card, RequestLimits(max_tools=4)).read(call_of(request), card.max_model_len)
+    return await Intake(card, RequestLimits(max_tools=4)).read(
+        call_of(request), ContextLength(card.max_model_len)
+    )
 
 
 def prompt_of(card: ModelCard, request: Request) -> str:
@@ -106,7 +109,9 @@ async def test_prompt_that_ends_in_or_after_reasoning_is_noticed(card):
         ("2 + 3?\n<think>\n\n</think>\n", False, True),
     ):
         request = pb.GenerateRequest(text=text, parsing=pb.OutputParsing(reasoning=True))
-        read = await Intake(card, RequestLimits()).read(call_of(request), card.max_model_len)
+        read = await Intake(card, RequestLimits()).read(
+            call_of(request), ContextLength(card.max_model_len)
+        )
         assert read.parsing is not None
         assert read.parsing.options.is_reasoning_open == is_open
         assert read.parsing.options.is_reasoning_over == is_over

@@ -15,6 +15,7 @@ import openai
 from redis.asyncio import Redis
 
 from baton.cluster.redis.client import connect
+from baton.context_length import ContextLength
 from baton.serving.grpc.large_requests import LargeRequests
 from baton.serving.tenant import Tenants
 from baton_router.apis.answers.http_call import MAX_SILENCE
@@ -70,9 +71,9 @@ class _FrontFleet(FakeFleet):
     members: tuple[Worker, ...] = ()
     is_redis_up = True
 
-    def __init__(self, fleet: FakeFleet, max_model_len: int) -> None:
+    def __init__(self, fleet: FakeFleet, context_length: ContextLength) -> None:
         super().__init__(fleet.workers)
-        self.max_model_len = max_model_len
+        self.context_length = context_length
         self.is_discovered = fleet.is_discovered
 
     async def wait_for_discovery(self, seconds: float) -> None:
@@ -187,7 +188,7 @@ def served_model(
     images: ImageReader | None = None,
 ) -> ServedModel:
     """A model that scripted workers serve."""
-    known = _FrontFleet(fleet, model.max_model_len)
+    known = _FrontFleet(fleet, ContextLength(model.max_model_len))
     intake = Intake(model, LIMITS, images=PromptImages(model, images))
     is_pooled = model.pooling is not None
     rules = DEFAULT_RULES if is_pooled else HANDOFFS

@@ -16,6 +16,7 @@ from baton.client.progress import Progress
 from baton.client.router_messages import generate_request, resumed_request
 from baton.client.types import TokenLogprobs
 from baton.cluster.prefix import PrefixNamespace
+from baton.context_length import ContextLength
 from baton.engine.core.engine_core import OnPlanned
 from baton.engine.outputs import StepOutput
 from baton.models.images.encoder_input import EncoderInput
@@ -207,7 +208,7 @@ class Request:
 
     async def _lifecycle(self) -> RequestLifecycle:
         read = await Intake(card(), RequestLimits()).read(
-            call_of(self._message), card().max_model_len
+            call_of(self._message), ContextLength(card().max_model_len)
         )
         asked = replace(read, encoder_inputs=self._encoder_inputs)
         recovery = Recovery(asked.request_id, RetryBudget(), NO_PAUSES)

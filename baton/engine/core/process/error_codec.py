@@ -13,7 +13,7 @@ from baton.errors import (
 
 @dataclass(frozen=True, slots=True)
 class ErrorData:
-    """Error as data. `field` and `problem` are of an `InvalidArgumentError`, the last three are of
+    """Error as data. `field` and `problem` are of an `InvalidArgumentError`, the last four are of
     a `ContextLengthError`; `retry_after` is of an `OverloadedError`."""
 
     kind: str
@@ -24,6 +24,7 @@ class ErrorData:
     size: int = 0
     limit: int = 0
     unit: str = ""
+    remedy: str = ""
 
 
 def data_of(error: BatonError) -> ErrorData:
@@ -31,7 +32,7 @@ def data_of(error: BatonError) -> ErrorData:
     kind = type(error).__name__
     match error:
         case ContextLengthError():
-            lengths = error.size, error.limit, error.unit
+            lengths = error.size, error.limit, error.unit, error.remedy
             return ErrorData(kind, "", error.field, error.problem, 0.0, *lengths)
         case InvalidArgumentError():
             return ErrorData(kind, "", error.field, error.problem)
@@ -45,7 +46,7 @@ def error_of(data: ErrorData) -> BatonError:
     """Returns the error that `data_of` was given."""
     kind: type[BatonError] = getattr(errors, data.kind)
     if issubclass(kind, ContextLengthError):
-        return kind(data.field, data.problem, data.size, data.limit, data.unit)
+        return kind(data.field, data.problem, data.size, data.limit, data.unit, data.remedy)
     if issubclass(kind, InvalidArgumentError):
         return kind(data.field, data.problem)
     if kind is OverloadedError:

@@ -43,4 +43,5 @@ def _too_long(error: ContextLengthError) -> str:
     """Returns the message by which clients know that they must shorten the conversation."""
     # The longest prompt leaves room for one token.
     most = min(error.limit, error.size - 1)
-    return f"prompt is too long: {error.size} {error.unit} > {most} maximum"
+    told = f"prompt is too long: {error.size} {error.unit} > {most} maximum"
+    return f"{told}. {error.remedy}" if error.remedy else told

@@ -106,7 +106,7 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
             return admin_wire.explanation(decision, served.name)
         served = self._models.of(request.request.model, request.request.request_id)
         services = served.services
-        limit = services.fleet.max_model_len
+        limit = services.fleet.context_length
         good = await services.intake.read(
             await self._calls.generation(request.request), limit, tenant
         )

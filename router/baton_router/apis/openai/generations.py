@@ -9,7 +9,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from baton.errors import InvalidArgumentError
-from baton.sampling import GrammarKind, SamplingParams, check_length
+from baton.sampling import GrammarKind, SamplingParams
 from baton.serving.deadline import Deadline
 from baton.serving.tenant import Caller
 from baton_router.apis.answers.answer_writer import AnswerStart, Extra, WriterOf
@@ -151,11 +151,11 @@ class Generations:
             await inference.wait_for_workers(deadline)
             async with deadline.limit():  # images take time to be fetched
                 prompt = await model.services.intake.prompt_of(conversation, tenant=tenant)
-            num_tokens, limit = len(prompt.token_ids), inference.max_model_len
-            check_length(num_tokens, 1, limit, "input.chat.messages")
+            num_tokens, longest = len(prompt.token_ids), inference.context_length
+            longest.check(num_tokens, 1, "input.chat.messages")
             bounded = params
             if not is_bounded(options):
-                bounded = replace(params, max_tokens=limit - num_tokens)
+                bounded = replace(params, max_tokens=longest.num_tokens - num_tokens)
             return [_call(options, model, request_id, prompt, bounded, parsing, clamps=clamps)]
 
         if writer_of is None:

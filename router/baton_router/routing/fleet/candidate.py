@@ -6,6 +6,7 @@ Independent of the source of the snapshot and of the placement policy.
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from baton.context_length import ContextLength
 from baton.rpc.worker_role import Role
 from baton_router.routing.fleet.cost_rates import PRIOR, Rates
 
@@ -33,10 +34,9 @@ class WorkerLimits:
             return None
         return self.num_blocks // num_together * self.block_size
 
-    def max_len(self, num_together: int = 1) -> int:
+    def context_length(self, num_together: int = 1) -> ContextLength:
         """Returns the maximum tokens of each of `num_together` sequences that it answers with."""
-        held = self.held_tokens(num_together)
-        return self.max_model_len if held is None else min(self.max_model_len, held)
+        return ContextLength(self.max_model_len, self.held_tokens(num_together))
 
 
 class Candidate(NamedTuple):

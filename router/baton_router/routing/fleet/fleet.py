@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from operator import attrgetter
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -23,6 +24,7 @@ from baton.cluster.prefix import PrefixNamespace
 from baton.cluster.registry.registry import WorkerRecord
 from baton.cluster.registry.watcher import INTERVAL, RegistryWatcher
 from baton.cluster.throttled_log import ThrottledLog
+from baton.context_length import ContextLength
 from baton.serving.grpc.channels import Channels
 from baton.serving.telemetry.stages import stage
 from baton_router.call.prompt import NO_PROMPT, Prompt
@@ -155,13 +157,14 @@ class Fleet:
         self._health.probe(member)
 
     @property
-    def max_model_len(self) -> int:
+    def context_length(self) -> ContextLength:
         """Maximum tokens of a sequence of the largest worker that makes answers, of those that
         have been ready; of any other if there is none; 2**31 if none was ready yet."""
         known = [m for m in self.members if m.was_reached]
         role = "prefill" if self._pooled_output else "decode"
-        answering = [m.limits.max_len() for m in known if m.record.role == role]
-        return max(answering or [m.limits.max_model_len for m in known], default=2**31)
+        answering = [m.limits.context_length() for m in known if m.record.role == role]
+        others = [ContextLength(m.limits.max_model_len) for m in known]
+        return max(answering or others, key=attrgetter("num_tokens"), default=ContextLength(2**31))
 
     def candidates(self, prompt: Prompt = NO_PROMPT) -> list[Candidate]:
         """Returns a snapshot of all workers, with the prompt tokens and the encoder outputs that

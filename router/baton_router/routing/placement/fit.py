@@ -5,7 +5,9 @@ other requests, is a matter of costs and of the worker's own admission.
 """
 
 from collections.abc import Collection, Iterable
+from operator import attrgetter
 
+from baton.context_length import ContextLength
 from baton.errors import EngineLimitError
 from baton.rpc.worker_role import Role
 from baton_router.call.request import Demand
@@ -50,21 +52,23 @@ def limit_error(
     largest there is."""
     limits = [c.limits for c in candidates if c.role == role and c.limits is not None]
     if role == "prefill":
-        most = max((min(_prompt_len(each), each.max_model_len - 1) for each in limits), default=0)
+        longest = _longest(limits)
+        most = min(longest.num_tokens, longest.model - 1)
         problem = f"has {num_tokens} tokens; the largest prefill worker takes {most}"
-        return EngineLimitError("token_ids", f"{problem}. Shorten the prompt.")
+        advice = f"Shorten the prompt. {longest.remedy}".rstrip()
+        return EngineLimitError("token_ids", f"{problem}. {advice}")
     wide = [one for one in limits if _runs(one, demand)]
     field, number = f"sampling.{demand.sequences_field}", demand.num_sequences
     if not wide:
         most = max((one.max_num_seqs or 0 for one in limits), default=0)
         problem = f"asks for {number} sequences; the largest decode worker runs {most} at once"
         return EngineLimitError(field, f"{problem}. Ask for fewer.")
-    most = max(one.max_len(demand.num_together) for one in wide)
+    longest = _longest(wide, demand.num_together)
     return EngineLimitError(
         "sampling.max_tokens",
         f"is {demand.max_tokens}, and the prompt has {demand.num_tokens} tokens; the largest "
-        f"decode worker takes {most} in each of {number} sequences. Lower it, shorten the prompt, "
-        f"or lower {field}.",
+        f"decode worker takes {longest.num_tokens} in each of {number} sequences. Lower it, "
+        f"shorten the prompt, or lower {field}. {longest.remedy}".rstrip(),
     )
 
 
@@ -82,6 +86,12 @@ def _fits(role: Role, limits: WorkerLimits, num_tokens: int, demand: Demand) -> 
 def _runs(limits: WorkerLimits, demand: Demand) -> bool:
     """Returns whether a worker runs all sequences of a request at once."""
     return limits.max_num_seqs is None or demand.num_sequences <= limits.max_num_seqs
+
+
+def _longest(limits: Iterable[WorkerLimits], num_together: int = 1) -> ContextLength:
+    """Returns the context length of the largest of these workers."""
+    lengths = [each.context_length(num_together) for each in limits]
+    return max(lengths, key=attrgetter("num_tokens"), default=ContextLength(1))
 
 
 def _prompt_len(limits: WorkerLimits) -> int:

@@ -130,7 +130,7 @@ async def test_fleet_finds_cached_outputs_of_images_by_content():
         with fleet.pending.pending("w", (other,)):
             assert fleet.candidates(prompt)[0].pending_inputs == (1,)
         assert fleet.candidates()[0].cached_inputs == ()
-        assert fleet.max_model_len == 64, "no sequence has to fit in its KV pool"
+        assert fleet.context_length.num_tokens == 64, "no sequence has to fit in its KV pool"
         with member.loaded(num_encoder_tokens=576):
             assert fleet.candidates()[0].num_queued_encoder_tokens == 576
         assert fleet.candidates()[0].num_queued_encoder_tokens == 0
@@ -325,9 +325,9 @@ async def test_fleet_tracks_own_placements_without_redis():
 )
 async def test_fleet_bounds_sequence_length_by_decode_pool(role, num_blocks, expected):
     async with worker_and_fleet() as (server, fleet, redis):
-        assert fleet.max_model_len > 2**30
+        assert fleet.context_length.num_tokens > 2**30
         async with at_work(server, fleet, redis, role=role, num_blocks=num_blocks):
-            assert fleet.max_model_len == expected
+            assert fleet.context_length.num_tokens == expected
 
 
 async def test_fleet_length_is_that_of_largest_decode_worker():
@@ -341,13 +341,13 @@ async def test_fleet_length_is_that_of_largest_decode_worker():
             for record in (large, small, scoring):
                 await stack.enter_async_context(registered(redis, record))
             await until(lambda: _num_ready(fleet) == 3, within=5.0)
-            assert fleet.max_model_len == 1600
+            assert fleet.context_length.num_tokens == 1600
             limits = [c.limits for c in fleet.candidates()]
             assert [each.max_num_seqs for each in limits] == [None, 2, 16]
             assert [each.num_blocks for each in limits] == [10, 60, 100]
             await server.set_ready(False)
             await until(lambda: _num_ready(fleet) == 0, within=5.0)
-            assert fleet.max_model_len == 1600
+            assert fleet.context_length.num_tokens == 1600
 
 
 def _num_ready(fleet: Fleet) -> int:
@@ -365,7 +365,7 @@ async def test_fleet_lets_windowed_sequence_outgrow_pool(window, expected):
         record = record_of(server, num_blocks=10, layout=layout(window))
         async with registered(redis, record):
             await until(lambda: reason(fleet) == "", within=5.0)
-            assert fleet.max_model_len == expected
+            assert fleet.context_length.num_tokens == expected
 
 
 async def test_fleet_uses_lost_worker_again_once_it_is_healthy():

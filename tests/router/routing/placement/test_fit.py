@@ -98,7 +98,8 @@ def test_placement_explains_which_workers_are_too_small():
         (
             Demand(300, 102, 4, 4, 4, "beam_width"),
             "sampling.max_tokens",
-            "is 102, .* 300 tokens; .* takes 400 in each of 4 .* lower sampling.beam_width",
+            "is 102, .* 300 tokens; .* takes 400 in each of 4 .* lower sampling.beam_width. .* KV "
+            "pool .* has room for 400 tokens of a sequence; the model takes 2048. .* --num-blocks",
         ),
         (Demand(100, 1502), "sampling.max_tokens", "takes 1600 in each of 1"),
     ],
@@ -116,7 +117,8 @@ def test_placement_names_scored_prompt_that_fits_nowhere():
     refusal = decided(Demand(400, 8), SMALL, LONG, needs_prefill=True).refusal
     assert isinstance(refusal, EngineLimitError)
     assert str(refusal).startswith(
-        "token_ids: has 400 tokens; the largest prefill worker takes 160"
+        "token_ids: has 400 tokens; the largest prefill worker takes 160. Shorten the prompt. The "
+        "KV pool of the largest worker has room for 160 tokens of a sequence; the model takes 2048."
     )
 
 

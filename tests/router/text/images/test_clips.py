@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 from transformers import AutoProcessor
 
+from baton.context_length import ContextLength
 from baton.v1 import inference_pb2 as pb
 from baton_router.text.images.image_limits import ImageLimits
 from baton_router.text.images.image_source import sampled
@@ -26,7 +27,7 @@ from tests.support.router.images import (
 from tests.support.router.written import writing
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-MAX_LEN = 256
+MAX_LEN = ContextLength(256)
 PICTURES = [image(1).rotate(angle) for angle in range(0, 360, 60)]
 FILES = [encoded(picture) for picture in PICTURES]
 CLIP = animated(PICTURES, "PNG")

@@ -24,6 +24,7 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from baton.context_length import ContextLength
 from baton.v1 import inference_pb2 as pb
 from baton_router.text.images.expansion import expand_text, placeholders
 from baton_router.text.images.image_limits import ImageLimits
@@ -162,7 +163,9 @@ async def test_router_and_engine_make_equal_prompts(name, tmp_path):
     prompt = load(str(tmp_path)).prompt_with_images(text, pictures)
     files = [pb.Image(data=encoded(picture)) for picture in pictures]
     async with running_intake(str(tmp_path)) as intake:
-        request = await intake.read(call_of(pb.GenerateRequest(text=text, images=files)), MAX_LEN)
+        request = await intake.read(
+            call_of(pb.GenerateRequest(text=text, images=files)), ContextLength(MAX_LEN)
+        )
     assert request.token_ids == tuple(prompt.token_ids)
     assert request.encoder_inputs == prompt.encoder_inputs  # hashes and spans
     tensors = [each.tensors for each in prompt.encoder_inputs]

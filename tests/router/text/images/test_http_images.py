@@ -11,6 +11,7 @@ import openai
 import pytest
 import pytest_asyncio
 
+from baton.context_length import ContextLength
 from baton.v1 import inference_pb2 as pb
 from baton_router.text.images.image_reader import ImageReader
 from baton_router.text.intake import Intake
@@ -50,7 +51,9 @@ async def expected(model: ModelCard, reader: ImageReader) -> list[int]:
     parts = [pb.ContentPart(text=TEXT), pb.ContentPart(image=pb.Image(url=URL))]
     chat = pb.Chat(messages=[pb.ChatMessage(role="user", parts=parts)])
     intake = Intake(model, RequestLimits(), images=PromptImages(model, reader))
-    request = await intake.read(call_of(pb.GenerateRequest(chat=chat)), model.max_model_len)
+    request = await intake.read(
+        call_of(pb.GenerateRequest(chat=chat)), ContextLength(model.max_model_len)
+    )
     return list(request.token_ids)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from baton.context_length import ContextLength
 from baton.models.images.encoder_input import TensorData
 from baton.serving.tenant import Tenant
 from baton.v1 import inference_pb2 as pb
@@ -92,7 +93,7 @@ def counts(intake: Intake) -> tuple[int, int]:
 async def read(intake: Intake, files: Sequence[bytes], tenant: Tenant) -> Any:
     text = " ".join(["w5", *[IMAGE_TOKEN] * len(files)])
     message = pb.GenerateRequest(text=text, images=[pb.Image(data=file) for file in files])
-    request = await intake.read(call_of(message), 256, tenant)
+    request = await intake.read(call_of(message), ContextLength(256), tenant)
     tensors = [each.tensors for each in request.encoder_inputs]
     return request.token_ids, request.encoder_inputs, tensors
 

@@ -9,6 +9,7 @@ import pytest_asyncio
 from PIL import Image
 from transformers import AutoProcessor
 
+from baton.context_length import ContextLength
 from baton.engine.executor.vision.prompt_processor import PromptProcessor
 from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.models import locate
@@ -24,7 +25,7 @@ from tests.support.engine.images import IMAGE_TOKEN, PLACEHOLDER_ID, TOKENS_PER_
 from tests.support.router.calls import call_of, tokenized
 from tests.support.router.images import encoded, running_intake, save_checkpoint
 
-MAX_LEN = 256
+MAX_LEN = ContextLength(256)
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
