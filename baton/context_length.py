@@ -32,9 +32,14 @@ class ContextLength:
         return self.model if self.pool is None else min(self.model, self.pool)
 
     @property
+    def is_bound_by_pool(self) -> bool:
+        """Whether the KV pool has room for less than the model takes."""
+        return self.num_tokens < self.model
+
+    @property
     def remedy(self) -> str:
-        """Sentence on the KV pool, where it takes less than the model does; else empty."""
-        if self.pool is None or self.pool >= self.model:
+        """Sentence on the KV pool, where that is the bound; else empty."""
+        if not self.is_bound_by_pool:
             return ""
         return (
             f"The KV pool of the largest worker has room for {self.pool} tokens of a sequence; the "

@@ -517,7 +517,7 @@ class RequestInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """Facts by which workers pair to exchange blocks; the fields are those of
+    """Facts of a worker, by which workers pair to exchange blocks; the fields are those of
     `baton.v1.WorkerFacts`."""
 
     id: str
@@ -527,6 +527,8 @@ class WorkerFacts:
     kv_endpoint: str
     device: str
     content: bytes = b""
+    max_model_len: int = 0
+    num_pool_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

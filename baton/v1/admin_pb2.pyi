@@ -672,7 +672,7 @@ Global___GetInfoResponse: _TypeAlias = GetInfoResponse  # noqa: Y015
 
 @_typing.final
 class WorkerFacts(_message.Message):
-    """Properties by which others can exchange blocks with a worker, and its device."""
+    """Properties by which others can exchange blocks with a worker, its device and the length of its sequences."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -683,6 +683,8 @@ class WorkerFacts(_message.Message):
     KV_ENDPOINT_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
+    NUM_POOL_TOKENS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the worker."""
     model: _builtins.str
@@ -699,6 +701,10 @@ class WorkerFacts(_message.Message):
     """Hash of weights, configuration and dtype: workers of the same content serve the same model.
     Empty: not reported, as by older workers.
     """
+    max_model_len: _builtins.int
+    """Maximum tokens of a sequence by its model, prompt and output together. 0: not reported, as by older workers."""
+    num_pool_tokens: _builtins.int
+    """Tokens of one sequence that its KV pool has room for. 0: no pool bounds a sequence, or not reported."""
     def __init__(
         self,
         *,
@@ -709,10 +715,12 @@ class WorkerFacts(_message.Message):
         kv_endpoint: _builtins.str = ...,
         device: _builtins.str = ...,
         content: _builtins.bytes = ...,
+        max_model_len: _builtins.int = ...,
+        num_pool_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "device", b"device", "fingerprint", b"fingerprint", "id", b"id", "kv_endpoint", b"kv_endpoint", "layouts", b"layouts", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "device", b"device", "fingerprint", b"fingerprint", "id", b"id", "kv_endpoint", b"kv_endpoint", "layouts", b"layouts", "max_model_len", b"max_model_len", "model", b"model", "num_pool_tokens", b"num_pool_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

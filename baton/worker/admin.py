@@ -79,6 +79,7 @@ class WorkerAdmin(pb_grpc.AdminServicer):
         facts = None
         if self._membership.is_ready:
             engine = self._model.engine
+            length = engine.facts.context_length
             facts = pb.WorkerFacts(
                 id=self._membership.id,
                 model=self._model.name,
@@ -87,6 +88,8 @@ class WorkerAdmin(pb_grpc.AdminServicer):
                 layouts=describe_layouts(engine.facts.layouts),
                 kv_endpoint=self._worker.server.kv.endpoint,
                 device=_name_of(engine.device),
+                max_model_len=length.model,
+                num_pool_tokens=length.pool or 0,
             )
         return build_info.info(
             has_redis=self._worker.settings.redis.url is not None,

@@ -121,5 +121,5 @@ def _room(facts: EngineFacts) -> str:
     length = facts.context_length
     if length.pool is None:
         return ""
-    advice = f" ({POOL_SETTINGS} gives it more)" if length.pool < length.model else ""
+    advice = f" ({POOL_SETTINGS} gives it more)" if length.is_bound_by_pool else ""
     return f": room for {length.pool:,} tokens; the model takes {length.model:,}{advice}"

@@ -22,6 +22,7 @@ from baton.cli.checks.cluster import _admission, _Answer, _clocks, _pairing, _ve
 from baton.cli.checks.compiler import compiler
 from baton.cli.checks.encryption import encryption
 from baton.cli.checks.finding import Level, ok
+from baton.cli.checks.pools import pools
 from baton.cli.doctor import report
 from baton.cli.local.local_cluster import LocalCluster
 from baton.cli.main import app
@@ -308,6 +309,15 @@ def test_doctor_pairs_workers_of_each_model_by_themselves() -> None:
     assert found[1].text.startswith("all workers of tiny can exchange blocks")
 
 
+def test_doctor_passes_pools_that_bound_no_sequence() -> None:
+    """Every layer has a window, or the worker is older and reports no lengths."""
+    facts = info().worker
+    assert facts is not None
+    assert list(pools({"decode-0": facts, "decode-1": replace(facts, max_model_len=64)})) == []
+    (found,) = pools({"decode-0": replace(facts, max_model_len=64, num_pool_tokens=64)})
+    assert found.level is Level.OK
+
+
 def test_doctor_notes_version_skew_and_faults_clock_skew() -> None:
     newer = info(versions={"baton": "1.1", "torch": "2.14"})
     answers = {"router": _Answer(info(), 0.2), "decode-0": _Answer(newer, -40.0)}
@@ -361,6 +371,7 @@ def test_doctor_finds_no_fault_in_a_healthy_cluster(own: LocalCluster) -> None:
     assert code == 0, found
     assert {level for level, *_ in found.values()} == {"ok"}
     assert found["pairing"][1] == "all workers can exchange blocks (tiny on cpu)"
+    assert found["KV pools"][1] == "have room for a sequence of the model's length"
     assert found["prefill workers"][1] == "1 of 1 are ready"
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from baton.cli.checks.cluster import cluster
+from baton.cli.checks.finding import Level
 from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import Client
 from baton.errors import ContextLengthError
@@ -45,6 +47,15 @@ def refused(router: SecondRouter, path: str, body: dict[str, Any]) -> dict[str, 
 def test_worker_logs_room_of_its_pool_once_ready(small):
     log = small.process("decode-0").log_path.read_text()
     assert "room for 704 tokens; the model takes 2,048 (--kv-cache-bytes or --num-blocks" in log
+
+
+def test_doctor_notes_workers_of_small_pools(small):
+    found = {f.subject: f for f in cluster(small.admin_address, None, "")}
+    decoding = [found[f"KV pool of decode-{n}"] for n in (0, 1)]
+    assert {f.level for f in decoding} == {Level.NOTE}
+    assert {f.text for f in decoding} == {"has room for 704 tokens; the model takes 2,048"}
+    assert "raise --kv-cache-bytes or --num-blocks" in decoding[0].advice
+    assert "KV pool of prefill-0" not in found
 
 
 @pytest.mark.parametrize(

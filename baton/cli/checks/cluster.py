@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from baton.cli.checks.encryption import encryption
 from baton.cli.checks.finding import Finding, fault, note, ok
+from baton.cli.checks.pools import pools
 from baton.cli.session import admin_session, session
 from baton.client.client import Client, Info, Worker
 from baton.client.types import WorkerFacts
@@ -56,6 +57,7 @@ def cluster(
     yield from _admission(answers, places)
     yield from _versions(answers)
     yield from _pairing(answers)
+    yield from pools(_generating(workers, answers))
     yield from _redis(answers)
     yield from _clocks(answers)
     yield from encryption(_endpoints(admin, address, workers, answers), tls)
@@ -199,6 +201,15 @@ def _pairing_of(who: str, facts: Mapping[str, WorkerFacts]) -> Finding:
     devices = ", ".join(sorted({fact.device for fact in facts.values()}))
     model = next(iter(facts.values())).model
     return ok("pairing", f"{who} can exchange blocks ({model} on {devices})")
+
+
+def _generating(
+    workers: Sequence[Worker], answers: Mapping[str, _Answer]
+) -> dict[str, WorkerFacts]:
+    """Returns the facts of the workers that hold sequences in their KV pools."""
+    holding = {worker.id for worker in workers if worker.role != "encode"}
+    facts = {name: answer.info.worker for name, answer in answers.items() if name in holding}
+    return {name: fact for name, fact in facts.items() if fact is not None}
 
 
 def _redis(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
