@@ -529,6 +529,7 @@ class WorkerFacts:
     content: bytes = b""
     max_model_len: int = 0
     num_pool_tokens: int = 0
+    dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ class ModelInfo:
     """Properties of a loaded model.
 
     Attributes:
+        dtype: of its weights, such as "float32".
         content: hash of its configuration, its dtype and every byte of its weights: two engines of
             the same content serve the same model, however they compute it.
         fingerprint: hash of content and execution; engines exchange KV only if theirs are equal.
@@ -23,6 +24,7 @@ class ModelInfo:
 
     name: str
     architecture: str
+    dtype: str
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]

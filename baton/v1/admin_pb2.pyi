@@ -685,6 +685,7 @@ class WorkerFacts(_message.Message):
     CONTENT_FIELD_NUMBER: _builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     NUM_POOL_TOKENS_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the worker."""
     model: _builtins.str
@@ -705,6 +706,8 @@ class WorkerFacts(_message.Message):
     """Maximum tokens of a sequence by its model, prompt and output together. 0: not reported, as by older workers."""
     num_pool_tokens: _builtins.int
     """Tokens of one sequence that its KV pool has room for. 0: no pool bounds a sequence, or not reported."""
+    dtype: _builtins.str
+    """dtype of its weights, such as "float32". Empty: not reported, as by older workers."""
     def __init__(
         self,
         *,
@@ -717,10 +720,11 @@ class WorkerFacts(_message.Message):
         content: _builtins.bytes = ...,
         max_model_len: _builtins.int = ...,
         num_pool_tokens: _builtins.int = ...,
+        dtype: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "device", b"device", "fingerprint", b"fingerprint", "id", b"id", "kv_endpoint", b"kv_endpoint", "layouts", b"layouts", "max_model_len", b"max_model_len", "model", b"model", "num_pool_tokens", b"num_pool_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "device", b"device", "dtype", b"dtype", "fingerprint", b"fingerprint", "id", b"id", "kv_endpoint", b"kv_endpoint", "layouts", b"layouts", "max_model_len", b"max_model_len", "model", b"model", "num_pool_tokens", b"num_pool_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

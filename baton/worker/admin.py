@@ -90,6 +90,7 @@ class WorkerAdmin(pb_grpc.AdminServicer):
                 device=_name_of(engine.device),
                 max_model_len=length.model,
                 num_pool_tokens=length.pool or 0,
+                dtype=engine.facts.info.dtype,
             )
         return build_info.info(
             has_redis=self._worker.settings.redis.url is not None,

@@ -7,7 +7,7 @@ from baton.errors import FailedPreconditionError
 
 # Groups, and shapes of each, that an error names at most: the peer may claim any number.
 _MOST_NAMED = 4
-_LONGEST_VERSION = 64  # characters, likewise
+_LONGEST_NAME = 64  # characters of a version or a dtype, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Pairing:
     def check(self, other: "Pairing", other_name: str) -> None:
         """Raises `FailedPreconditionError`, naming both values, unless the two are equal."""
         if self.version != other.version:
-            theirs = other.version[:_LONGEST_VERSION] or "not said"
+            theirs = other.version[:_LONGEST_NAME] or "not said"
             raise FailedPreconditionError(
                 f"this worker's version of Baton is {self.version}, that of {other_name} is "
                 f"{theirs}: blocks are exchanged within one version, so finish the upgrade"
@@ -34,9 +34,7 @@ class Pairing:
         if self.fingerprint != other.fingerprint:
             raise FailedPreconditionError(
                 f"this worker's model fingerprint is {self.fingerprint.hex()}, that of "
-                f"{other_name} is {other.fingerprint.hex()}: they serve different models or "
-                "revisions, or compute them in other ways (dtype, kernels, deterministic, "
-                "kv_cache_dtype)"
+                f"{other_name} is {other.fingerprint.hex()}: {self._why_unlike(other)}"
             )
         if self.layouts != other.layouts:
             raise FailedPreconditionError(
@@ -44,6 +42,23 @@ class Pairing:
                 f"{other_name} is {describe_layouts(other.layouts)}: start both with the same "
                 "dtype, kv_cache_dtype and block size"
             )
+
+    def _why_unlike(self, other: "Pairing") -> str:
+        """Returns the likely reason for which fingerprints differ."""
+        ours, theirs = _dtypes(self.layouts), _dtypes(other.layouts)
+        if ours and theirs and ours != theirs:
+            return (
+                f"their KV is of {ours} and {theirs}; start both with the same --dtype, since auto "
+                "depends on the device and the CPU, and the same --kv-cache-dtype"
+            )
+        return (
+            "they serve different models or revisions, or compute them in other ways (dtype, "
+            "kernels, deterministic, kv_cache_dtype)"
+        )
+
+
+def _dtypes(layouts: tuple[KvLayout, ...]) -> str:
+    return " and ".join(sorted({layout.dtype[:_LONGEST_NAME] for layout in layouts[:_MOST_NAMED]}))
 
 
 def describe_layouts(layouts: tuple[KvLayout, ...]) -> str:

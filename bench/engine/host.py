@@ -173,6 +173,7 @@ def null_engine(
     info = ModelInfo(
         name="null",
         architecture="null",
+        dtype="float32",
         vocab_size=VOCAB_SIZE,
         max_model_len=MAX_LENGTH,
         eos_token_ids=frozenset(),

@@ -18,10 +18,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from baton.cli.checks import machine
-from baton.cli.checks.cluster import _admission, _Answer, _clocks, _pairing, _versions, _workers
+from baton.cli.checks.cluster import _admission, _Answer, _clocks, _versions, _workers
 from baton.cli.checks.compiler import compiler
 from baton.cli.checks.encryption import encryption
 from baton.cli.checks.finding import Level, ok
+from baton.cli.checks.pairing import pairing
 from baton.cli.checks.pools import pools
 from baton.cli.doctor import report
 from baton.cli.local.local_cluster import LocalCluster
@@ -267,14 +268,14 @@ def test_doctor_notes_decode_workers_among_their_like(pooled: str) -> None:
 
 def test_doctor_names_workers_that_cannot_pair() -> None:
     other = WorkerFacts("d", "tiny", b"\2" * 16, "float32", "127.0.0.1:1", "cpu")
-    answers = {name: _Answer(info(), 0.0) for name in ("prefill-0", "prefill-1", "decode-1")} | {
-        "decode-0": _Answer(info(worker=other), 0.0)
+    answers = {name: info() for name in ("prefill-0", "prefill-1", "decode-1")} | {
+        "decode-0": info(worker=other)
     }
-    (found,) = _pairing(answers)
+    (found,) = pairing(answers)
     assert found.level is Level.FAULT
     assert "010101010101, but decode-0: 020202020202" in found.text
     narrow = WorkerFacts("d", "tiny", b"\1" * 16, "bfloat16", "127.0.0.1:1", "cpu")
-    (found,) = _pairing({**answers, "decode-0": _Answer(info(worker=narrow), 0.0)})
+    (found,) = pairing({**answers, "decode-0": info(worker=narrow)})
     assert found.level is Level.FAULT
     assert "float32, but decode-0: bfloat16" in found.text
 
@@ -282,16 +283,16 @@ def test_doctor_names_workers_that_cannot_pair() -> None:
 def test_doctor_compares_workers_within_their_version() -> None:
     newer = {"versions": {"baton": "1.1"}}
     facts = WorkerFacts("d", "tiny", b"\2" * 16, "float32", "127.0.0.1:1", "cpu")
-    answers = {name: _Answer(info(), 0.0) for name in ("prefill-0", "decode-0")} | {
-        name: _Answer(info(worker=facts, **newer), 0.0) for name in ("prefill-1", "decode-1")
+    answers = {name: info() for name in ("prefill-0", "decode-0")} | {
+        name: info(worker=facts, **newer) for name in ("prefill-1", "decode-1")
     }
-    apart, *each = _pairing(answers)
+    apart, *each = pairing(answers)
     assert apart.level is Level.NOTE
     assert "1.0: prefill-0, decode-0; 1.1: prefill-1, decode-1" in apart.text
     assert [f.level for f in each] == [Level.OK] * 2
     assert each[1].text.startswith("those of 1.1 can exchange blocks")
-    unlike = _Answer(info(**newer), 0.0)
-    *_, found = _pairing({**answers, "decode-1": unlike})
+    unlike = info(**newer)
+    *_, found = pairing({**answers, "decode-1": unlike})
     assert found.level is Level.FAULT
     assert "020202020202, but decode-1: 010101010101" in found.text
 
@@ -299,11 +300,11 @@ def test_doctor_compares_workers_within_their_version() -> None:
 def test_doctor_pairs_workers_of_each_model_by_themselves() -> None:
     coder = WorkerFacts("d", "coder", b"\2" * 16, "float32", "127.0.0.1:1", "cpu")
     answers = {
-        "prefill-0": _Answer(info(), 0.0),
-        "decode-0": _Answer(info(), 0.0),
-        "decode-1": _Answer(info(worker=coder), 0.0),
+        "prefill-0": info(),
+        "decode-0": info(),
+        "decode-1": info(worker=coder),
     }
-    found = list(_pairing(answers))
+    found = list(pairing(answers))
     assert [one.level for one in found] == [Level.OK] * 2
     assert found[0].text.startswith("all workers of coder can exchange blocks")
     assert found[1].text.startswith("all workers of tiny can exchange blocks")

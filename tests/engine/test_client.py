@@ -55,6 +55,7 @@ def request(
 INFO = ModelInfo(
     name="scripted",
     architecture="None",
+    dtype="float32",
     vocab_size=1000,
     max_model_len=1000,
     eos_token_ids=frozenset(),

@@ -122,6 +122,17 @@ async def test_pairing_refuses_other_model_naming_both():
         assert b"model-b!".hex() in str(failure)
 
 
+async def test_pairing_refuses_other_dtype_naming_both():
+    """The fingerprints differ, too, as they do for weights of unlike dtypes."""
+    narrow = (plan_layout(SHAPES, torch.bfloat16, 4),)
+    async with transfer(pairing=Pairing(VERSION, b"model-b!", narrow)) as ends:
+        named = "their KV is of bfloat16 and float32; start both with the same --dtype"
+        with pytest.raises(FailedPreconditionError, match=named):
+            ends.fetcher.check(ends.handle(1))
+        failure = await refusal_before_anything_moves(ends)
+        assert "their KV is of float32 and bfloat16" in str(failure)
+
+
 async def test_pairing_refuses_other_version_naming_both():
     """Whatever else is alike, and before anything moves: here, and at the source."""
     newer = Pairing("1.3.0", MODEL, PLAIN)

@@ -1,12 +1,12 @@
 """Checks of a running cluster, which query every process from this machine."""
 
 import time
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from baton.cli.checks.encryption import encryption
-from baton.cli.checks.finding import Finding, fault, note, ok
+from baton.cli.checks.finding import Finding, differences, fault, note, ok
+from baton.cli.checks.pairing import pairing, version_of
 from baton.cli.checks.pools import pools
 from baton.cli.session import admin_session, session
 from baton.client.client import Client, Info, Worker
@@ -15,7 +15,6 @@ from baton.errors import BatonError
 from baton.rpc.tls import Tls
 from baton.sampling import SamplingParams
 from baton.serving.grpc.access import WORKER_NAME
-from baton.version import NOT_INSTALLED
 
 _TIMEOUT = 5.0
 _SKEW = 1.0
@@ -44,7 +43,7 @@ def cluster(
     except BatonError as error:
         yield fault("router", str(error), "see the router's log")
         return
-    yield ok("router", f"answers at {admin}, Baton {_version(router)}")
+    yield ok("router", f"answers at {admin}, Baton {version_of(router.info)}")
     yield from _workers(workers)
     answers: dict[str, _Answer] = {"router": router}
     for worker in workers:
@@ -56,7 +55,7 @@ def cluster(
     places = {"router": admin, **{worker.id: worker.admin_endpoint for worker in workers}}
     yield from _admission(answers, places)
     yield from _versions(answers)
-    yield from _pairing(answers)
+    yield from pairing({name: answer.info for name, answer in answers.items()})
     yield from pools(_generating(workers, answers))
     yield from _redis(answers)
     yield from _clocks(answers)
@@ -146,10 +145,10 @@ def _admission(answers: Mapping[str, _Answer], places: Mapping[str, str]) -> Ite
 
 
 def _versions(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
-    ours = {name: _version(answer) for name, answer in answers.items()}
+    ours = {name: version_of(answer.info) for name, answer in answers.items()}
     if len(set(ours.values())) > 1:
         advice = "finish one rolling upgrade before the next; during one, versions may differ"
-        yield note("versions", f"of Baton differ: {_differences(ours)}", advice)
+        yield note("versions", f"of Baton differ: {differences(ours)}", advice)
     else:
         yield ok("versions", f"Baton {next(iter(ours.values()))} everywhere")
     libraries = {n for answer in answers.values() for n in answer.info.versions if n != "baton"}
@@ -160,47 +159,7 @@ def _versions(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
             if library in answer.info.versions
         }
         if len(set(found.values())) > 1:
-            yield note(
-                "versions", f"of {library} differ: {_differences(found)}", "install the same"
-            )
-
-
-def _pairing(answers: Mapping[str, _Answer]) -> Iterator[Finding]:
-    """Checks that every worker can exchange blocks with every other of its version and model."""
-    workers: defaultdict[str, dict[str, WorkerFacts]] = defaultdict(dict)
-    for name, answer in answers.items():
-        if answer.info.worker is not None:
-            workers[_version(answer)][name] = answer.info.worker
-    if len(workers) > 1:
-        listed = "; ".join(f"{v}: {', '.join(facts)}" for v, facts in sorted(workers.items()))
-        advice = "finish the upgrade or roll it back: workers exchange blocks within one version"
-        yield note("pairing", f"the versions of workers differ: {listed}", advice)
-    for version, facts in sorted(workers.items()):
-        models = sorted({fact.model for fact in facts.values()})
-        for model in models:
-            own = {name: fact for name, fact in facts.items() if fact.model == model}
-            who = "all workers" if len(workers) == 1 else f"those of {version}"
-            yield _pairing_of(who if len(models) == 1 else f"{who} of {model}", own)
-
-
-def _pairing_of(who: str, facts: Mapping[str, WorkerFacts]) -> Finding:
-    """Checks that these workers, which are of one version, can exchange blocks."""
-    contents = {name: fact.content.hex()[:12] for name, fact in facts.items() if fact.content}
-    if len(set(contents.values())) > 1:
-        advice = "finish the rollout, or start all with the same model, revision and dtype"
-        return fault("weights", f"workers serve different ones: {_differences(contents)}", advice)
-    prints = {name: fact.fingerprint.hex()[:12] for name, fact in facts.items()}
-    layouts = {name: fact.layouts for name, fact in facts.items()}
-    if len(set(prints.values())) > 1:
-        advice = "start all with the same model, revision, dtype and --deterministic"
-        text = f"models or their numerics differ: {_differences(prints)}"
-        return fault("pairing", text, advice)
-    if len(set(layouts.values())) > 1:
-        advice = "start all with the same dtype, kv_cache_dtype and block size"
-        return fault("pairing", f"KV cache layouts differ: {_differences(layouts)}", advice)
-    devices = ", ".join(sorted({fact.device for fact in facts.values()}))
-    model = next(iter(facts.values())).model
-    return ok("pairing", f"{who} can exchange blocks ({model} on {devices})")
+            yield note("versions", f"of {library} differ: {differences(found)}", "install the same")
 
 
 def _generating(
@@ -266,14 +225,3 @@ def _request(address: str, token: str, tls: Tls | None) -> Finding:
     except BatonError as error:
         return fault("a request", str(error), "`baton explain hello` shows the candidates")
     return ok("a request", f"answered after {time.monotonic() - began:.2f} s")
-
-
-def _version(answer: _Answer) -> str:
-    return answer.info.versions.get("baton", NOT_INSTALLED)
-
-
-def _differences(values: Mapping[str, str]) -> str:
-    """Returns the most common value, and the names that differ from it."""
-    ((most_common, _),) = Counter(values.values()).most_common(1)
-    others = ", ".join(f"{name}: {value}" for name, value in values.items() if value != most_common)
-    return f"{most_common}, but {others}"

@@ -1,6 +1,8 @@
 """Findings: the results of checks."""
 
 import enum
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -38,3 +40,10 @@ def note(subject: str, text: str, advice: str = "") -> Finding:
 
 def fault(subject: str, text: str, advice: str) -> Finding:
     return Finding(Level.FAULT, subject, text, advice)
+
+
+def differences(values: Mapping[str, str]) -> str:
+    """Returns the most common value, and the names that differ from it."""
+    ((most_common, _),) = Counter(values.values()).most_common(1)
+    others = ", ".join(f"{name}: {value}" for name, value in values.items() if value != most_common)
+    return f"{most_common}, but {others}"

@@ -176,6 +176,7 @@ def assemble(
     info = ModelInfo(
         name=name,
         architecture=architecture,
+        dtype=str(dtype).removeprefix("torch."),
         vocab_size=vocab_size,
         max_model_len=max_len,
         eos_token_ids=eos_token_ids,

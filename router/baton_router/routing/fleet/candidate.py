@@ -10,6 +10,12 @@ from baton.context_length import ContextLength
 from baton.rpc.worker_role import Role
 from baton_router.routing.fleet.cost_rates import PRIOR, Rates
 
+ONE_DTYPE = (
+    "start all with the same --dtype and --kv-cache-dtype, since auto depends on the device and "
+    "the CPU"
+)
+"""Advice where workers whose KV is of unlike dtypes cannot exchange blocks."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
@@ -58,6 +64,8 @@ class Candidate(NamedTuple):
         cached_inputs: the prompt's encoder inputs, by index, whose outputs it has cached.
         pending_inputs: those whose outputs it will have soon, for prompts assigned to it before.
         limits: its limits for a single request; None: unknown, every request fits.
+        kv_dtype: of its KV, which is that of its weights by default; part of `pairing`. Empty: not
+            reported.
         source: worker that holds more of the prompt and could lend it to this one; empty if there
             is none, or it was not looked up (`baton_router.routing.placement.prefix_source`).
         num_source_tokens: leading prompt tokens whose KV the source has cached.
@@ -82,6 +90,7 @@ class Candidate(NamedTuple):
     cached_inputs: tuple[int, ...] = ()
     pending_inputs: tuple[int, ...] = ()
     limits: WorkerLimits | None = None
+    kv_dtype: str = ""
     source: str = ""
     num_source_tokens: int = 0
     num_source_recent_tokens: float = 0.0

@@ -9,9 +9,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from operator import attrgetter
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -28,7 +29,7 @@ from baton.context_length import ContextLength
 from baton.serving.grpc.channels import Channels
 from baton.serving.telemetry.stages import stage
 from baton_router.call.prompt import NO_PROMPT, Prompt
-from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.candidate import ONE_DTYPE, Candidate
 from baton_router.routing.fleet.decayed_counter import coarse
 from baton_router.routing.fleet.health_checks import HealthChecks
 from baton_router.routing.fleet.member import Member
@@ -37,6 +38,8 @@ from baton_router.routing.fleet.waiting_records import WaitingRecords
 from baton_router.routing.fleet.worker_model import PoolModels
 
 logger = logging.getLogger(__name__)
+
+_Kind = TypeVar("_Kind", bytes, str)
 
 # Workers at once that have not been ready yet. While others wait, each has `_TRIAL_SECONDS`.
 _MAX_ON_TRIAL = 64
@@ -299,20 +302,30 @@ class Fleet:
     @property
     def contents(self) -> Mapping[bytes, list[str]]:
         """Workers that have been ready, by the hash of their weights, as far as it is known."""
-        workers: dict[bytes, list[str]] = {}
+        return self._reached_by(lambda record: record.content)
+
+    def _reached_by(self, kind: Callable[[WorkerRecord], _Kind]) -> dict[_Kind, list[str]]:
+        """Returns the workers that have been ready by a part of their records; without those that
+        do not report it."""
+        workers: dict[_Kind, list[str]] = {}
         for member in self.members:
-            if member.was_reached and member.record.content:
-                workers.setdefault(member.record.content, []).append(member.record.id)
+            if member.was_reached and (value := kind(member.record)):
+                workers.setdefault(value, []).append(member.record.id)
         return workers
 
     def _warn_of_other_weights(self, record: WorkerRecord) -> None:
         if len(contents := self.contents) > 1:
-            listed = "; ".join(f"{key.hex()[:12]}: {', '.join(of)}" for key, of in contents.items())
+            listed = _listed({key.hex()[:12]: of for key, of in contents.items()})
+            dtypes = self._reached_by(lambda record: record.kv_dtype)
+            advice = "Finish the rollout, or give the workers one model"
+            if len(dtypes) > 1:
+                advice = f"Their KV dtypes differ ({_listed(dtypes)}): {ONE_DTYPE}"
             self._log.warning(
                 "workers of model %r serve different weights (%s): answers come from either, and "
-                "none continues on the other. Finish the rollout, or give the workers one model",
+                "none continues on the other. %s",
                 record.model,
                 listed,
+                advice,
             )
 
     def _drop_if_gone(self, member: Member) -> None:
@@ -334,3 +347,7 @@ class Fleet:
         member.was_probed.set()  # releases `wait_for_discovery`
         self._events.unfollow(worker)
         self._health.unwatch(member)
+
+
+def _listed(workers: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{kind}: {', '.join(of)}" for kind, of in workers.items())

@@ -83,6 +83,7 @@ class Load:
         cached_inputs: tuple[int, ...] = (),
         pending_inputs: tuple[int, ...] = (),
         limits: WorkerLimits | None = None,
+        kv_dtype: str = "",
     ) -> Candidate:
         """Returns the placement candidate of the worker under this load."""
         return Candidate(
@@ -103,4 +104,5 @@ class Load:
             cached_inputs=cached_inputs,
             pending_inputs=pending_inputs,
             limits=limits,
+            kv_dtype=kv_dtype,
         )

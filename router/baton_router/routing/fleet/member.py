@@ -114,6 +114,7 @@ class Member:
                 cached_inputs=cached_inputs,
                 pending_inputs=pending_inputs,
                 limits=self.limits,
+                kv_dtype=self.record.kv_dtype,
             )
         return self._candidate
 

@@ -4,12 +4,14 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from baton.rpc.worker_role import Role
+from baton_router.routing.fleet.candidate import ONE_DTYPE
 from baton_router.routing.fleet.cost_rates import PRIOR
 from baton_router.routing.placement.decision import Decision, PlacementInputs
 from baton_router.routing.placement.placement import (
     Placement,
     Scored,
     has_version_gap,
+    ready_dtypes,
     ready_versions,
 )
 
@@ -27,7 +29,7 @@ def why(decision: Decision) -> str:
     if placement is None:
         return decision.why_none
     sentences = _why_chosen(decision, placement), *_of_encoders(placement), *_of_versions(inputs)
-    return " ".join(sentences)
+    return " ".join([*sentences, *_of_dtypes(inputs)])
 
 
 def _why_chosen(decision: Decision, placement: Placement) -> str:
@@ -146,6 +148,18 @@ def _of_versions(inputs: PlacementInputs) -> Iterator[str]:
     ]
     if left_out and all(versions.values()):
         yield f"Without a partner of the same version: {_listed(left_out)}."
+
+
+def _of_dtypes(inputs: PlacementInputs) -> Iterator[str]:
+    """Yields a sentence on workers whose KV dtype no worker of the other role has, if any."""
+    candidates = inputs.candidates
+    dtypes = {role: ready_dtypes(candidates, role) for role in _OTHER}
+    ready = [c for c in candidates if not c.excluded and c.role in _OTHER and c.kv_dtype]
+    left_out = [
+        f"{c.worker} ({c.kv_dtype})" for c in ready if c.kv_dtype not in dtypes[_OTHER[c.role]]
+    ]
+    if left_out and all(dtypes.values()):
+        yield f"Without a partner of the same KV dtype: {_listed(left_out)}; {ONE_DTYPE}."
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from xxhash import xxh64_intdigest
 
 from baton.rpc.worker_role import Role
-from baton_router.routing.fleet.candidate import Candidate
+from baton_router.routing.fleet.candidate import ONE_DTYPE, Candidate
 from baton_router.routing.placement.cost_model import ENCODE, FETCH
 from baton_router.routing.placement.encoder_sources import EncoderChoice, EncoderSources
 from baton_router.routing.placement.policy import Policy, Terms, baton
@@ -28,6 +28,7 @@ __all__ = [
     "has_version_gap",
     "place",
     "place_again",
+    "ready_dtypes",
     "ready_versions",
     "why_none",
 ]
@@ -173,6 +174,13 @@ def ready_versions(candidates: Iterable[Candidate], role: Role) -> frozenset[str
     return frozenset(c.version for c in candidates if c.role == role and not c.excluded)
 
 
+def ready_dtypes(candidates: Iterable[Candidate], role: Role) -> frozenset[str]:
+    """Returns the KV dtypes of the workers of this role that can take requests, as far as they are
+    known."""
+    ready = (c for c in candidates if c.role == role and not c.excluded)
+    return frozenset(c.kv_dtype for c in ready if c.kv_dtype)
+
+
 def has_version_gap(candidates: Collection[Candidate]) -> bool:
     """Returns whether workers of both roles can take requests, but no two are of one version: a
     phase of an upgrade in which no prefill worker can hand over to a decode worker."""
@@ -195,6 +203,12 @@ def why_none(
         return "no prefill worker has answered the request"
     if has_version_gap(candidates):
         return "no prefill and decode worker are of one version; finish the upgrade"
+    prefills, decodes = (ready_dtypes(candidates, role) for role in ("prefill", "decode"))
+    if prefills and decodes and prefills.isdisjoint(decodes):
+        return (
+            f"no prefill and decode worker have KV of one dtype: {', '.join(sorted(prefills))} and "
+            f"{', '.join(sorted(decodes))}; {ONE_DTYPE}"
+        )
     return "no prefill and decode worker serve the same model with the same KV layout"
 
 

@@ -42,6 +42,7 @@ def test_member_candidate_matches_its_current_state(steps):
                 excluded=excluded,
                 rates=member.model.rates,
                 limits=member.limits,
+                kv_dtype="float32",
             )
 
 

@@ -104,6 +104,14 @@ def test_explanation_names_workers_without_partner_of_version():
     assert "version" not in why(decided(HOLDER, newer._replace(excluded="draining"), DECODE))
 
 
+def test_explanation_names_workers_without_partner_of_dtype():
+    holder, decode = (one._replace(kv_dtype="float32") for one in (HOLDER, DECODE))
+    narrow = OTHER._replace(worker="narrow", pairing=b"narrow", kv_dtype="bfloat16")
+    said = why(decided(holder, narrow, decode))
+    assert "Without a partner of the same KV dtype: narrow (bfloat16); start all with" in said
+    assert "dtype" not in why(decided(holder, narrow._replace(kv_dtype=""), decode))
+
+
 def test_explanation_blames_version_gap_for_lone_decode_worker():
     newer = OTHER._replace(worker="newer", pairing=b"newer", version="1.3")
     said = why(decided(newer, DECODE._replace(version="1.2")))

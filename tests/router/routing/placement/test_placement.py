@@ -79,6 +79,17 @@ def test_placement_blames_version_gap_when_versions_differ():
     assert has_version_gap([prefill, newer, decode._replace(excluded="draining")])
 
 
+def test_placement_blames_dtypes_of_which_no_two_pair():
+    prefill, decode = (one._replace(kv_dtype="float32") for one in equals(1))
+    narrow = decode._replace(pairing=b"b", kv_dtype="bfloat16")
+    said = why_none([prefill, narrow])
+    assert said.startswith(
+        "no prefill and decode worker have KV of one dtype: float32 and bfloat16; "
+    )
+    assert "the same --dtype" in said
+    assert "dtype" not in why_none([prefill, narrow._replace(kv_dtype="")])
+
+
 @given(request_ids, clusters(NUM_TOKENS))
 def test_placement_avoids_pairs_that_failed_together(request_id, candidates):
     first = place(request_id, NUM_TOKENS, candidates)
