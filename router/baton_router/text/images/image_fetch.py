@@ -22,6 +22,7 @@ _OK = 200
 _SHOWN_CHARS = 100
 _MAX_REASON_CHARS = 200
 _MAX_URL_CHARS = 8192
+_MAX_LABEL_CHARS = 63  # of one part of a name in DNS (RFC 1035)
 _PORTS = {"http": 80, "https": 443}
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -130,7 +131,7 @@ class ImageFetcher:
             found = await self._get(_checked(url, self._hosts))
             if isinstance(found, bytes):
                 return found
-            url = urljoin(url, found)
+            url = _joined(url, found)
         raise FetchError(f"redirects too often; at most {MAX_REDIRECTS} redirects are followed")
 
     async def _get(self, url: SplitResult) -> bytes | str:
@@ -215,6 +216,14 @@ def _reason(error: Exception) -> str:
     return f"cannot be fetched: {str(error) or type(error).__name__}"[:_MAX_REASON_CHARS]
 
 
+def _joined(url: str, location: str) -> str:
+    """Returns the URL to which the answer at `url` redirects. Raises `FetchError`."""
+    try:
+        return urljoin(url, location)
+    except ValueError as error:
+        raise FetchError(f"redirects to no URL: {error}") from None
+
+
 def _checked(url: str, hosts: AllowedHosts) -> SplitResult:
     """Returns the parts of a URL that may be fetched. Raises `FetchError`."""
     if len(url) > _MAX_URL_CHARS:
@@ -231,6 +240,11 @@ def _checked(url: str, hosts: AllowedHosts) -> SplitResult:
     host = parts.hostname
     if not host or not host.isascii() or any(c in host for c in "\\%\x00 "):
         raise FetchError("has no host that can be looked up; expected an ASCII name")
+    if not all(1 <= len(label) <= _MAX_LABEL_CHARS for label in host.removesuffix(".").split(".")):
+        raise FetchError(
+            "has a host that no DNS name can be; expected 1 to "
+            f"{_MAX_LABEL_CHARS} characters between dots"
+        )
     if not hosts.allows(host):
         raise FetchError(
             f"leads to the host {host[:_SHOWN_CHARS]!r}, which --images-url-hosts does not allow"

@@ -109,6 +109,11 @@ async def test_fetcher_reaches_no_loopback(site, host):
         ("http://127.0.0.1\\@example.org/a", "credentials"),
         ("http://ex%61mple.org/a", "no host"),
         ("http://ⓔxample.org/a", "no host"),
+        ("http://.com/a.png", "between dots"),
+        ("http://./a.png", "between dots"),
+        ("http://a..b/a.png", "between dots"),
+        (f"http://{'a' * 64}.com/a.png", "between dots"),
+        (f"http://{'a' * 63}.com./a.png", "does not allow"),
         ("http://127.0.0.1/a b", "ASCII"),
         ("http://127.0.0.1/" + "a" * 9000, "characters"),
         ("http://example.org/a.png", "does not allow"),
@@ -150,6 +155,11 @@ async def test_fetcher_follows_redirects_up_to_a_bound(site):
         ("http://example.org/a.png", "does not allow"),
         ("file:///etc/passwd", "scheme 'file'"),
         ("http://u:p@127.0.0.1/a.png", "credentials"),
+        ("http://[", "redirects to no URL"),
+        ("//[::1/a.png", "redirects to no URL"),
+        ("http://[::g]/a.png", "no URL"),
+        ("http://.com/a.png", "between dots"),
+        (f"//{'a' * 64}.com/a.png", "between dots"),
     ],
 )
 async def test_fetcher_checks_each_redirect(site, location, part):
