@@ -28,9 +28,12 @@ _PORTS = {"http": 80, "https": 443}
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
+# All that is assigned of IPv6 (IANA). The rest is reserved, or carries IPv4 addresses for gateways.
+_GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")
+
 # Beside what `is_global` excludes in each version of Python: addresses that carry an IPv4 address,
 # by which a gateway could reach what is excluded, metadata services of clouds that have public
-# addresses, and ranges that are not in use any more.
+# addresses, documentation, and ranges that are not in use any more.
 _REFUSED: Final[tuple[Network, ...]] = tuple(
     map(
         ipaddress.ip_network,
@@ -38,11 +41,10 @@ _REFUSED: Final[tuple[Network, ...]] = tuple(
             "168.63.129.16/32",
             "192.0.0.0/24",
             "192.88.99.0/24",
-            "::/96",
-            "64:ff9b::/96",
             "2001::/23",
             "2002::/16",
-            "fec0::/10",
+            "3ffe::/16",
+            "3fff::/20",
         ),
     )
 )
@@ -90,6 +92,8 @@ class AllowedHosts:
         if any(address in network for network in self._networks):
             return True
         is_public = address.is_global and not address.is_multicast
+        if isinstance(address, ipaddress.IPv6Address):
+            is_public &= address in _GLOBAL_UNICAST
         return is_public and not any(address in network for network in _REFUSED)
 
 

@@ -70,14 +70,22 @@ async def test_fetcher_returns_the_body(site):
         "::ffff:127.0.0.1", "::ffff:169.254.169.254", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe",
         "2001::1", "::127.0.0.1", "192.88.99.1", "2002:7f00:1::", "2002:a9fe:a9fe::", "fc00::1",
         "fd00:ec2::254", "fe80::1",
-        "fec0::1", "ff02::1",
+        "fec0::1", "ff02::1", "64:ff9b:1::a9fe:a9fe", "64:ff9b:1:a9fe:a9:fe00::",
+        "::ffff:0:127.0.0.1", "::ffff:0:169.254.169.254", "5f00::1", "3ffe::1", "3fff::1",
+        "3fff:fff::1", "2001:db8::1", "100::1", "4000::1", "200::7f00:1", "1fff::1",
     ],
 )  # fmt: skip
 def test_address_is_refused_that_is_not_public(address):
     assert not AllowedHosts(["*"]).may_reach(ipaddress.ip_address(address))
 
 
-@pytest.mark.parametrize("address", ["1.1.1.1", "93.184.215.14", "2606:4700::1111"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "1.1.1.1", "93.184.215.14", "2606:4700::1111", "2001:4860:4860::8888", "2a00:1450:4001::1",
+        "::ffff:1.1.1.1",
+    ],
+)  # fmt: skip
 def test_address_is_reached_that_is_public(address):
     assert AllowedHosts(["*"]).may_reach(ipaddress.ip_address(address))
 
