@@ -39,7 +39,10 @@ def socket_address(
     the kernel has no IPv6. Raises `OSError` for a host that does not resolve."""
     if host == "::" and not has_ipv6():
         host = "0.0.0.0"  # noqa: S104 - as the caller wants
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except UnicodeError:  # of the codec of names in DNS
+        raise socket.gaierror(socket.EAI_NONAME, "the host is no DNS name") from None
     return family, address
 
 

@@ -226,7 +226,7 @@ class Endpoints:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             if self._resolved.get((host, port)) is None:
                 logger.warning("cannot resolve %s: %s", host, error)
             self._resolved.setdefault((host, port), frozenset())

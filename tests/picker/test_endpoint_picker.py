@@ -622,3 +622,8 @@ async def test_picker_resolves_names_of_model_servers(servers):
     async with picking(endpoints=f"localhost:{port}") as (running, stub):
         assert servers[0] in {one.address for one in running.endpoints.all}
         assert await picked_for(stub, "a", None) == servers[0]
+
+
+async def test_picker_starts_with_an_endpoint_that_is_no_dns_name(servers):
+    async with picking(endpoints=f"a..b:80,{servers[0]}") as (_, stub):
+        assert await picked_for(stub, "a", None) == servers[0]

@@ -48,6 +48,12 @@ def test_any_address_is_that_of_ipv4_without_ipv6():
     assert socket_address("::1", 7, lambda: False) == (socket.AF_INET6, ("::1", 7, 0, 0))
 
 
+@pytest.mark.parametrize("host", ["a..b", ".com", "a" * 64 + ".com"])
+def test_host_is_refused_that_is_no_dns_name(host):
+    with pytest.raises(FailedPreconditionError, match=r"cannot listen on .*: .* no DNS name"):
+        listen(host, 0, "--port", 1)
+
+
 def test_port_on_any_address_is_named_when_taken():
     with closing(listen("::", 0, "--port", 1)) as listening:
         port = listening.getsockname()[1]
