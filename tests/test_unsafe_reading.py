@@ -1,10 +1,12 @@
 """Nothing of ours can run what it reads: no pickle in any guise, no code of a checkpoint."""
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.support.repository import ROOT
 
@@ -115,3 +117,10 @@ def test_unsafe_reading_check_finds_unsafe_line(line):
 )  # fmt: skip
 def test_unsafe_reading_check_passes_harmless_line(line):
     assert not list(found_in(ast.parse(line)))
+
+
+def test_jinja2_with_known_sandbox_escape_is_excluded():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (jinja2,) = (one for one in map(Requirement, project["dependencies"]) if one.name == "jinja2")
+    assert "3.1.6" in jinja2.specifier
+    assert "3.1.5" not in jinja2.specifier

@@ -239,9 +239,10 @@ def test_model_card_reports_template_error_as_invalid_argument(folder, template)
         "{{ cycler.__init__.__globals__.os.popen('touch MARK').read() }}",
         "{{ lipsum.__globals__['os'].system('touch MARK') }}",
         "{% include '/etc/hostname' %}",
+        "{{ ('{0.__globals__[sys]}' | attr('format'))(raise_exception) }}",
         "{% for i in range(10**9) %}{% endfor %}",
     ],
-    ids=["classes", "globals", "functions", "files", "endless"],
+    ids=["classes", "globals", "functions", "files", "format", "endless"],
 )
 def test_chat_template_reaches_only_its_arguments(folder, template):
     marker = folder / "it_ran"
