@@ -65,6 +65,13 @@ class ContextLength:
             )
             raise self._error(_MAX_TOKENS, problem, num_prompt_tokens + max_tokens)
 
+    def check_least(self, num_prompt_tokens: int, prompt_field: str) -> None:
+        """Raises `ContextLengthError` for a text that has so many tokens at least, if no output
+        would fit."""
+        if num_prompt_tokens >= self.num_tokens:
+            problem = f"has {num_prompt_tokens} tokens or more by its bytes; {self._longest}"
+            raise self._error(prompt_field, f"{problem}. Shorten the prompt.", num_prompt_tokens)
+
     def check_max_tokens(self, max_tokens: int) -> None:
         """Raises `ContextLengthError` if `max_tokens` leave no room for any prompt."""
         if max_tokens >= self.num_tokens:

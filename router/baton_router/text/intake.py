@@ -38,6 +38,7 @@ from baton_router.text.conversation.template_messages import (
     with_frames,
 )
 from baton_router.text.images.expansion import ReadImage, encoder_inputs
+from baton_router.text.least_tokens import least_tokens
 from baton_router.text.model_card import THREAD_FROM_CHARS, ModelCard
 from baton_router.text.parsing import (
     check_template_takes_tools,
@@ -100,7 +101,7 @@ class Intake:
                 check_template_takes_tools(self._card)
             options = checked_parsing(call.parsing, self._card, self._max_tools)
         tenant = tenant.salted(call.cache_salt)
-        prompt = await self.prompt_of(call.input, call.images, call.encoder_inputs, tenant)
+        prompt = await self.prompt_of(call.input, call.images, call.encoder_inputs, tenant, longest)
         token_ids = prompt.token_ids
         least = 1 if call.clamps_max_tokens else params.max_tokens
         longest.check(len(token_ids), least, f"input.{call.kind}")
@@ -165,16 +166,22 @@ class Intake:
         images: Sequence[GivenImage] = (),
         encoder_inputs: Sequence[EncoderInput] = (),
         tenant: Tenant | None = None,
+        longest: ContextLength | None = None,
     ) -> PromptTokens:
-        """Returns the tokens of an input, at least 1, with its images. `images` and
-        `encoder_inputs`: as of `GenerateCall`. `tenant`: whose cached images are taken; None: none
-        are."""
+        """Returns the tokens of an input, at least 1, with its images.
+
+        Args:
+            images, encoder_inputs: as of `GenerateCall`.
+            tenant: whose cached images are taken; None: none are.
+            longest: length beyond which a text may be refused before it is tokenized; None: it is
+                tokenized.
+        """
         if images or encoder_inputs:
             check_image_fields(given, images, encoder_inputs)
         if isinstance(given, PromptTokens):
             return given
         if given is None or isinstance(given, str | Conversation):
-            prompt, _ = await self._encode(given, images, tenant)
+            prompt, _ = await self._encode(given, images, tenant, longest)
             if not prompt.token_ids:
                 raise InvalidArgumentError("input", "has no tokens; at least 1 is needed")
             return prompt
@@ -201,6 +208,7 @@ class Intake:
         given: PromptInput,
         images: Sequence[GivenImage] = (),
         tenant: Tenant | None = None,
+        longest: ContextLength | None = None,
         *,
         add_special_tokens: bool = True,
     ) -> tuple[PromptTokens, str]:
@@ -208,13 +216,14 @@ class Intake:
             check_text("input.text", given, self._max_prompt_bytes)
             read = await self._read(images, tenant)
             encode = self._encode_text if add_special_tokens else self._chat.encode
+            encode = partial(self._encode_fitting, "input.text", longest, encode)
             return await self._tokenized(RenderedChat(given), read, "input.text", encode)
         if isinstance(given, Conversation):
-            return await self._encode_chat(given, tenant)
+            return await self._encode_chat(given, tenant, longest)
         raise InvalidArgumentError("input", "is missing; set text, token_ids or chat")
 
     async def _encode_chat(
-        self, chat: Conversation, tenant: Tenant | None
+        self, chat: Conversation, tenant: Tenant | None, longest: ContextLength | None
     ) -> tuple[PromptTokens, str]:
         """Returns the tokens of a conversation and its text, with its images expanded."""
         template = self._card.template(tools=bool(chat.tools))
@@ -231,6 +240,7 @@ class Intake:
         in_thread = asyncio.to_thread if is_long else partial(in_thread_if_long, len(chat.turns))
         rendered = await in_thread(render)
         encode = partial(self._chat.encode, salt=None if tenant is None else tenant.salt)
+        encode = partial(self._encode_fitting, _MESSAGES, longest, encode)
         prompt, text = await self._tokenized(rendered, read, _MESSAGES, encode)
         return replace(prompt, continues_answer=chat.continues_answer), text
 
@@ -261,6 +271,19 @@ class Intake:
     def _encode_text(self, given: RenderedChat) -> list[int]:
         """Returns the tokens of a text, with those that the tokenizer puts around one."""
         return self._card.encode(given.text)
+
+    def _encode_fitting(
+        self,
+        field: str,
+        longest: ContextLength | None,
+        encode: Callable[[RenderedChat], list[int]],
+        given: RenderedChat,
+    ) -> list[int]:
+        """Returns the tokens of a text, as `encode`. Raises `ContextLengthError` for a long text
+        whose bytes are more than tokens of the `longest` sequence hold."""
+        if longest is not None and len(given.text) >= THREAD_FROM_CHARS:
+            longest.check_least(least_tokens(self._card.tokenizer, given.text), field)
+        return encode(given)
 
     async def _tokenized(
         self,

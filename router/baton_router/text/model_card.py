@@ -150,7 +150,7 @@ class ModelCard:
         """Returns the text's tokens, with the special tokens the tokenizer adds by default."""
         return self._encode(text, add_special_tokens=True)
 
-    def encode_all(self, texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[list[int]]:
+    def encode_all(self, texts: Sequence[str | tuple[str, str]]) -> list[list[int]]:
         """Returns the tokens of each text, or of each pair of texts as one prompt, as `encode`."""
         found = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=True)
         return [encoding.ids for encoding in found]

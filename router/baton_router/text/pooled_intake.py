@@ -5,8 +5,7 @@ Every rejection is an `InvalidArgumentError` that names the field and the bound.
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
-from itertools import chain
+from typing import TypeAlias
 
 from baton.context_length import ContextLength
 from baton.errors import InvalidArgumentError
@@ -14,8 +13,12 @@ from baton.sampling import SamplingParams, check_token_ids
 from baton.serving.tenant import Tenant
 from baton_router.call.generate_call import EmbedCall, ScoreCall
 from baton_router.call.request import ANONYMOUS, Request
+from baton_router.text.least_tokens import least_tokens
 from baton_router.text.model_card import THREAD_FROM_CHARS, ModelCard
 from baton_router.text.request_bounds import RequestLimits, check_text, request_id_of
+
+_Named: TypeAlias = tuple[str, str | tuple[str, str]]
+"""A text, or a pair of texts, after the field that has it."""
 
 # Texts above which a thread tokenizes them together.
 _THREAD_FROM_TEXTS = 16
@@ -39,12 +42,12 @@ class PooledIntake:
     ) -> list[Request]:
         """Returns a request for the pooled output of each input. Arguments as of `Intake.read`."""
         self._check_num("inputs", len(call.inputs))
-        texts: list[str] = []
+        texts: list[_Named] = []
         for i, given in enumerate(call.inputs):
             if isinstance(given, str):
                 check_text(f"inputs[{i}].text", given, self._max_prompt_bytes)
-                texts.append(given)
-        encoded = iter(await self._encode_all(texts))
+                texts.append((f"inputs[{i}]", given))
+        encoded = iter(await self._encode_all(texts, longest))
         prompts = [
             tuple(next(encoded)) if isinstance(given, str) else tuple(given)
             for given in call.inputs
@@ -57,7 +60,8 @@ class PooledIntake:
         """Returns a request for the score of each pair as one prompt. Arguments as of
         `Intake.read`."""
         self._check_pairs(call)
-        encoded = await self._encode_all(list(call.pairs))
+        pairs = [(f"pairs[{i}]", pair) for i, pair in enumerate(call.pairs)]
+        encoded = await self._encode_all(pairs, longest)
         return self._requests(call, "pairs", list(map(tuple, encoded)), longest, tenant)
 
     async def read_texts_of_pairs(
@@ -66,10 +70,13 @@ class PooledIntake:
         """Returns a request for the embedding of each text, once for all pairs that share it, and
         the two indices of each pair. Arguments as of `Intake.read`."""
         self._check_pairs(call)
-        texts = list(dict.fromkeys(chain.from_iterable(call.pairs)))
-        prompts = list(map(tuple, await self._encode_all(texts)))
+        fields: dict[str, str] = {}
+        for i, text in ((i, text) for i, pair in enumerate(call.pairs) for text in pair):
+            fields.setdefault(text, f"pairs[{i}]")
+        named = [(field, text) for text, field in fields.items()]
+        prompts = list(map(tuple, await self._encode_all(named, longest)))
         requests = self._requests(call, "pairs", prompts, longest, tenant)
-        at = {text: i for i, text in enumerate(texts)}
+        at = {text: i for i, text in enumerate(fields)}
         return requests, [(at[first], at[second]) for first, second in call.pairs]
 
     def _check_pairs(self, call: ScoreCall) -> None:
@@ -121,8 +128,21 @@ class PooledIntake:
                 field, f"has {num} items; must have at least 1 and at most {self._max_inputs}"
             )
 
-    async def _encode_all(self, texts: list[str] | list[tuple[str, str]]) -> list[list[int]]:
-        num_chars = sum(len(t) if isinstance(t, str) else len(t[0]) + len(t[1]) for t in texts)
-        is_long = len(texts) > _THREAD_FROM_TEXTS or num_chars >= THREAD_FROM_CHARS
-        encode = partial(self._card.encode_all, texts)
-        return await asyncio.to_thread(encode) if is_long else encode()
+    async def _encode_all(self, texts: Sequence[_Named], longest: ContextLength) -> list[list[int]]:
+        """Returns the tokens of each text, or pair of texts. Raises `ContextLengthError` for long
+        ones that are too many tokens by their bytes."""
+        num_chars = sum(len(text) for _, given in texts for text in _parts(given))
+        if num_chars < THREAD_FROM_CHARS and len(texts) <= _THREAD_FROM_TEXTS:
+            return self._card.encode_all([given for _, given in texts])
+        within = longest.within(self._card.max_model_len)
+        return await asyncio.to_thread(self._encode_fitting, texts, within)
+
+    def _encode_fitting(self, texts: Sequence[_Named], longest: ContextLength) -> list[list[int]]:
+        for field, given in texts:
+            least = sum(least_tokens(self._card.tokenizer, text) for text in _parts(given))
+            longest.check_least(least, field)
+        return self._card.encode_all([given for _, given in texts])
+
+
+def _parts(given: str | tuple[str, str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else given

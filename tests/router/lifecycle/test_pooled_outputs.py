@@ -251,3 +251,20 @@ def _fields(record: WorkerRecord) -> dict[bytes, bytes]:
         name.encode(): value if isinstance(value, bytes) else str(value).encode()
         for name, value in record.to_fields().items()
     }
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "field"),
+    [
+        ("embeddings", {"input": ["a", "a b" * 100_000]}, "input[1]"),
+        ("score", {"text_1": "a b" * 50_000, "text_2": "b a" * 50_000}, "text_2"),
+    ],
+)
+async def test_long_texts_are_refused_by_their_bytes(route, body, field):
+    kind = "score" if route == "score" else "embedding"
+    async with front(worker(), model=embedder(kind)) as client:
+        response = await client.post(f"/v1/{route}", json=body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == field
+    assert "tokens or more by its bytes" in error["message"]

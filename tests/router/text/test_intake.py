@@ -264,3 +264,23 @@ async def test_intake_clamps_bound_of_call_that_asks_for_it():
     with pytest.raises(ContextLengthError, match="64 tokens; this model's maximum") as caught:
         await read(token_ids=ids(*[5] * 64), clamp_max_tokens=True)
     assert (caught.value.size, caught.value.limit, caught.value.unit) == (64, 64, "tokens")
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"text": "a b" * 5000}, "input.text"),
+        ({"chat": chat(("user", "a b" * 5000))}, "input.chat.messages"),
+    ],
+)
+async def test_intake_refuses_long_text_by_its_bytes(given, field):
+    intake = Intake(card(), RequestLimits())
+    with pytest.raises(ContextLengthError, match=r"has \d+ tokens or more by its bytes") as caught:
+        await intake.read(call_of(pb.GenerateRequest(**given)), ContextLength(MAX_LEN))
+    assert (caught.value.field, caught.value.limit) == (field, MAX_LEN)
+    assert MAX_LEN <= caught.value.size <= len(card().encode("a b" * 5000)) + 64
+
+
+async def test_intake_counts_tokens_of_text_beyond_the_model():
+    token_ids, _ = await Intake(card(), RequestLimits()).tokenize("a b" * 100_000)
+    assert token_ids == card().tokenizer.encode("a b" * 100_000).ids
