@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from baton.cli.listener import http_answer, listens, resolves, router_at
 from baton.cli.options.common import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS
 from baton.client.client import Client
-from baton.errors import UnavailableError
+from baton.errors import UnauthenticatedError, UnavailableError
 from baton.rpc.tls import Tls
 
 
@@ -49,6 +49,10 @@ def _client(
     try:
         with Client(address, timeout=timeout, token=token or None, tls=tls) as client:
             yield client
+    except UnauthenticatedError as error:
+        if token or tls is not None:  # where a certificate may be what is needed
+            raise
+        raise UnauthenticatedError(f"{error}; give it with --token or BATON_TOKEN") from error
     except UnavailableError as error:
         host, _, port = address.rpartition(":")
         host = host.strip("[]")

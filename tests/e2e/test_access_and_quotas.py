@@ -1,6 +1,7 @@
 """Access to a router with tenants: tokens, quotas and rate limits, over gRPC and HTTP."""
 
 import asyncio
+import json
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,11 @@ import grpc
 import httpx
 import openai
 import pytest
+from typer.testing import CliRunner, Result
 
 from baton.cli.local.local_cluster import LocalCluster
-from baton.client.client import AsyncClient
+from baton.cli.main import app
+from baton.client.client import AsyncClient, Client
 from baton.errors import OverloadedError, UnauthenticatedError
 from baton.sampling import SamplingParams
 from baton.serving.tokens import new_token
@@ -104,6 +107,49 @@ async def test_router_answers_401_without_a_valid_token(guarded, token):
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Bearer"
         assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def invoke(cluster: SecondRouter, *command: str, **variables: str) -> Result:
+    admin = {"BATON_ADDRESS": cluster.address, "BATON_ADMIN_ADDRESS": cluster.admin_address}
+    return CliRunner(env={**admin, **variables}).invoke(app, command)
+
+
+@pytest.mark.parametrize("is_variable", [False, True], ids=["flag", "variable"])
+@pytest.mark.parametrize("command", [("explain", "def"), ("top", "--once"), ("flush", "def")])
+def test_operators_commands_take_a_token(guarded, tenant_files, command, is_variable):
+    token = tenant_files.tokens["free"]
+    flag = () if is_variable else ("--token", token)
+    variables = {"BATON_TOKEN": token} if is_variable else {}
+    result = invoke(guarded, *command, *flag, **variables)
+    assert result.exit_code == 0, result.stderr
+    assert token not in result.output
+    wrong = invoke(guarded, *command, "--token", "guessed")
+    assert (wrong.exit_code, "not known here" in wrong.stderr) == (1, True)
+
+
+def test_explain_finds_a_request_of_the_tokens_tenant(guarded, tenant_files):
+    token = tenant_files.tokens["free"]
+    with Client(guarded.address, token=token) as client:
+        client.generate("def", SHORT, request_id="of-free").text()
+    command = ("explain", "--request-id", "of-free")
+    result = invoke(guarded, *command, "--token", token)
+    assert "request of-free" in result.stdout, result.stderr
+    other = invoke(guarded, *command, "--token", tenant_files.tokens["clumsy"])
+    assert other.exit_code == 1
+
+
+def test_operators_commands_need_a_token_for_tenants_alone(guarded):
+    result = invoke(guarded, "top", "--once", "--interval", "0.2")
+    assert result.exit_code == 0, result.stderr
+    assert "decode-0" in result.stdout
+    assert "requests: with --token" in " ".join(result.stdout.split())
+    shown = json.loads(invoke(guarded, "top", "--once", "--interval", "0.2", "--json").stdout)
+    assert (shown["requests"], shown["hides_requests"]) == ([], True)
+    assert "cached blocks dropped" in invoke(guarded, "flush").stdout
+    for command in (("explain", "def"), ("flush", "def"), ("generate", "def")):
+        refused = invoke(guarded, *command)
+        assert refused.exit_code == 1
+        assert "give it with --token or BATON_TOKEN" in refused.stderr
 
 
 async def test_revoked_token_is_rejected_without_a_restart(guarded, tenant_files):

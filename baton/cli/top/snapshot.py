@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from baton.client.client import AsyncClient, Load, RequestInfo, RoleBalance, Worker
-from baton.errors import BatonError
+from baton.errors import BatonError, UnauthenticatedError
 from baton.rpc.tls import Tls
 from baton.serving.grpc.access import WORKER_NAME
 
@@ -44,6 +44,7 @@ class Snapshot:
     Attributes:
         moment: in monotonic seconds.
         requests: the oldest first.
+        hides_requests: they are listed with a tenant's token only.
     """
 
     moment: float
@@ -51,6 +52,7 @@ class Snapshot:
     balance: RoleBalance
     workers: tuple[WorkerSnapshot, ...]
     requests: tuple[RequestInfo, ...]
+    hides_requests: bool = False
 
 
 class SnapshotReader:
@@ -79,7 +81,7 @@ class SnapshotReader:
             self._router.get_load(),
             self._router.role_balance(),
             self._router.list_workers(),
-            self._router.list_requests(NUM_REQUESTS),
+            self._requests(),
         )
         await self._close_all_but({worker.admin_endpoint for worker in workers})
         loads = await asyncio.gather(*map(self._load, workers))
@@ -88,7 +90,8 @@ class SnapshotReader:
             WorkerSnapshot(worker, load, _rates(before, worker, load, moment))
             for worker, load in zip(workers, loads, strict=True)
         )
-        self._last = Snapshot(moment, router, balance, snapshots, tuple(requests))
+        listed = tuple(requests or ())
+        self._last = Snapshot(moment, router, balance, snapshots, listed, requests is None)
         return self._last
 
     async def every(self, seconds: float) -> AsyncIterator[Snapshot]:
@@ -97,6 +100,15 @@ class SnapshotReader:
         while True:
             await asyncio.sleep(seconds)
             yield await self.read()
+
+    async def _requests(self) -> list[RequestInfo] | None:
+        """Returns the oldest requests; None if they need a token, and there is none."""
+        try:
+            return await self._router.list_requests(NUM_REQUESTS)
+        except UnauthenticatedError:
+            if self._token:
+                raise
+            return None
 
     async def _load(self, worker: Worker) -> Load | None:
         endpoint = worker.admin_endpoint

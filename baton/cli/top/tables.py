@@ -32,6 +32,7 @@ def headline(snapshot: Snapshot, address: str) -> Text:
         f"  pressure: encode {balance.encode_pressure:.2f}",
         f" prefill {balance.prefill_pressure:.2f} decode {balance.decode_pressure:.2f}",
         (f"  versions: {', '.join(versions)}" if len(versions) > 1 else "", "yellow"),
+        ("  requests: with --token" if snapshot.hides_requests else "", "yellow"),
     )
 
 

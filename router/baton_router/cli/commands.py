@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from baton.cli.command import command
-from baton.cli.options.common import DEFAULT_ADMIN_ADDRESS, Admin, Json, JsonLines
+from baton.cli.options.common import DEFAULT_ADMIN_ADDRESS, Admin, Json, JsonLines, Token
 from baton.cli.options.tls import TlsOptions, takes_tls
 from baton.cli.running import console
 from baton.errors import InvalidArgumentError
@@ -35,6 +35,7 @@ def explain(
         str | None, typer.Argument(help="The text to place; -: read it from stdin.")
     ] = None,
     admin: Admin = DEFAULT_ADMIN_ADDRESS,
+    token: Token = "",
     request_id: Annotated[
         str | None,
         typer.Option(help="Explain this recently placed request instead of a prompt."),
@@ -50,7 +51,8 @@ def explain(
 ) -> None:
     """Say where a prompt would run, and why.
 
-    As if it came now; nothing is run. A request that came recently is explained by its id.
+    As if it came now, from the tenant of --token; nothing is run. A request of this tenant that
+    came recently is explained by its id.
 
     \b
     Examples:
@@ -66,7 +68,7 @@ def explain(
     if record is not None:
         found = impl.recorded(record, request_id)
     else:
-        with admin_session(admin, 30.0, tls=tls.tls()) as client:
+        with admin_session(admin, 30.0, token, tls.tls()) as client:
             if request_id is not None:
                 found = client.explain_request(request_id)
             else:
