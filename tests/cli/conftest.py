@@ -36,7 +36,7 @@ def baton(*arguments: str, stdin: str = "", **variables: str) -> subprocess.Comp
 
 
 @contextmanager
-def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def running(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """A command that goes on; killed at the end of the block if it still does."""
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
@@ -45,7 +45,7 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "TMPDIR": folder},
+            env={**os.environ, "TMPDIR": folder, **variables},
         )
         try:
             yield process

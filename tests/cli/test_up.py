@@ -278,6 +278,31 @@ def test_up_leaves_no_children_when_killed() -> None:
         wait_until(lambda: gone(processes))
 
 
+@pytest.mark.slow
+def test_up_removes_folders_of_a_killed_one(tmp_path: Path) -> None:
+    def folders() -> set[Path]:
+        return set(tmp_path.glob("baton-*"))
+
+    kept = tmp_path / "baton-logs"  # as of a process that failed, which an error has named
+    kept.mkdir()
+    with running(*ARGUMENTS, TMPDIR=str(tmp_path)) as first:
+        wait_until(lambda: len(folders()) == 3)
+        first.kill()
+        first.wait()
+        left = folders() - {kept}
+    assert len(left) == 2
+    with running(*ARGUMENTS, TMPDIR=str(tmp_path)) as second:
+        wait_until(lambda: len(folders() - left) == 3)
+        held = folders()
+        with running(*ARGUMENTS, TMPDIR=str(tmp_path)) as third:
+            wait_until(lambda: len(folders() - held) == 2)
+            assert not left & folders()
+            assert held <= folders()
+            third.kill()
+            third.wait()
+        assert second.poll() is None
+
+
 def test_up_serves_http_on_a_free_port_unless_disabled() -> None:
     def command_of_router(*flags: str) -> str:
         return next(

@@ -41,7 +41,7 @@ async def test_embedded_redis_stores_values_as_bytes(server: EmbeddedRedis) -> N
 def test_embedded_redis_stop_frees_port_and_folder() -> None:
     server = EmbeddedRedis()
     server.start()
-    port, folder = server.port, Path(server._folder.name)
+    port, folder = server.port, server._folder.path
     assert folder.exists()
     server.stop()
     server.stop()

@@ -8,7 +8,6 @@ Independent of terminals: it reports to a callback.
 
 import contextlib
 import signal
-import tempfile
 import time
 from collections import Counter
 from dataclasses import replace
@@ -22,6 +21,7 @@ from baton.cli.local.signals import signals_deferred
 from baton.cli.local.status import ANSWER_TIMEOUT, LoadingTimes, OnStatus, Status, status_of
 from baton.cli.local.tls_folder import TlsFolder
 from baton.client.client import Client, Worker
+from baton.cluster.process_folder import ProcessFolder, remove_abandoned
 from baton.cluster.redis.client import check_answers
 from baton.cluster.redis.embedded import EmbeddedRedis
 from baton.errors import (
@@ -105,7 +105,7 @@ class LocalCluster:
         self._num_moves = Counter[str]()  # of each process since its start was requested
         self._log_dir = log_dir
         self.tls = None if tls_dir is None else TlsFolder(tls_dir)
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: ProcessFolder | None = None
         redis_port = self._free_port()
         self.redis = EmbeddedRedis(redis_port) if redis_url is None else None
         self.redis_url = redis_url or f"redis://{HOST}:{redis_port}/0"
@@ -203,7 +203,8 @@ class LocalCluster:
             check_model(model)
             if any(worker.role == "encode" for worker in self._workers):
                 check_has_encoder(model)
-        self._folder = tempfile.TemporaryDirectory(prefix="baton-")
+        remove_abandoned()
+        self._folder = ProcessFolder()
         try:
             for process in self.processes:
                 process.preload()
@@ -212,7 +213,7 @@ class LocalCluster:
                     self.redis.start()
             check_answers(self.redis_url)
             for process in self.processes:
-                process.start(self._log_dir or Path(self._folder.name))
+                process.start(self._log_dir or self._folder.path)
             self.wait_ready(timeout, on_status)
         except BaseException:
             self.stop(0.0)
@@ -267,7 +268,7 @@ class LocalCluster:
         worker = self.process(name).worker_id
         self._replaced[worker] = {w.epoch for w in self._listed() if w.id == worker}
         self._num_moves[name] = 0
-        self.process(name).start(self._log_dir or Path(self._folder.name))
+        self.process(name).start(self._log_dir or self._folder.path)
         self.wait_ready(timeout)
 
     def stop(self, timeout: float = STOP_TIMEOUT) -> None:
@@ -291,11 +292,11 @@ class LocalCluster:
         """Deletes the temporary folder, except for the logs that an error has named."""
         if self._folder is None:
             return
-        folder, kept = Path(self._folder.name), {}
+        folder, kept = self._folder.path, {}
         for process in self.processes:
             if process.has_failed and process.unexpected_error():
                 kept[process.log_path] = process.log_path.read_bytes()
-        self._folder.cleanup()
+        self._folder.remove()
         self._folder = None
         if self._log_dir is None and kept:
             folder.mkdir(mode=0o700)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from baton.cluster.parent_death import dying_with_parent
+from baton.cluster.process_folder import ProcessFolder
 from baton.errors import FailedPreconditionError, UnavailableError
 from baton.installation import install_command
 
@@ -40,7 +41,7 @@ class EmbeddedRedis:
         self._wanted_port = port
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: ProcessFolder | None = None
 
     @property
     def url(self) -> str:
@@ -96,7 +97,7 @@ class EmbeddedRedis:
             self._process.wait()
             self._process = None
         if self._folder is not None:
-            self._folder.cleanup()
+            self._folder.remove()
             self._folder = None
 
     def __enter__(self) -> Self:
@@ -108,8 +109,8 @@ class EmbeddedRedis:
 
     def _start_once(self, binary: Path) -> None:
         self._port = self._wanted_port or _free_port()
-        self._folder = tempfile.TemporaryDirectory(prefix="baton-redis-")
-        folder = Path(self._folder.name)
+        self._folder = ProcessFolder("redis-")
+        folder = self._folder.path
         with (folder / _LOG_FILE).open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - a command line of our own
                 dying_with_parent(_command_line(binary, self._port, folder)),
