@@ -46,6 +46,33 @@ def text_bomb(num_bytes: int) -> bytes:
     return encoded(Image.new("RGB", (8, 8)), "PNG", pnginfo=info)
 
 
+def jpeg_of_scans(num: int, side: int = 8, between: bytes = b"", header: bytes = b"") -> bytes:
+    """Returns a gray progressive JPEG file of a scan of DC and others of AC, `num` in all, that
+    change no pixel. `between`: before each of the latter; `header`: before the first one."""
+
+    def segment(code: int, content: bytes) -> bytes:
+        return struct.pack(">BBH", 0xFF, code, len(content) + 2) + content
+
+    def table(kind: int, symbol: int) -> bytes:
+        return segment(0xC4, bytes((kind, 1, *[0] * 15, symbol)))  # of one code, a zero
+
+    def scan(first: int, last: int, num_bits: int) -> bytes:
+        ends = bytes((1, 1, 0, first, last, 0))
+        return segment(0xDA, ends) + bytes(-(-num_bits // 8))
+
+    num_blocks = (side // 8) ** 2
+    num_runs = -(-num_blocks // 2**14)  # of 2^14 blocks each: a code and 14 bits, all zeros
+    another = between + scan(1, 63, num_runs * 15)
+    return b"".join(
+        (
+            b"\xff\xd8" + header + segment(0xDB, b"\0" + b"\1" * 64),
+            segment(0xC2, struct.pack(">BHHBBBB", 8, side, side, 1, 1, 0x11, 0)),
+            table(0x00, 0) + table(0x10, 0xE0),
+            scan(0, 0, num_blocks) + another * (num - 1) + b"\xff\xd9",
+        )
+    )
+
+
 def gif_frames(num: int) -> bytes:
     return animated([Image.new("L", (16, 16), at % 256) for at in range(num)])
 

@@ -38,6 +38,7 @@ from baton_router.text.images.image_messages import (
     read_request,
 )
 from baton_router.text.images.image_source import MAX_CLIP_FRAMES, sampled
+from baton_router.text.images.jpeg_scans import why_slow
 from baton_router.text.images.processor_loader import load_processor
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
@@ -102,6 +103,8 @@ class ImageProcess:
 
     def _decode(self, job: Job) -> list[Image.Image]:
         """Returns the frames that are taken, as RGB, turned as the EXIF orientation says."""
+        if reason := why_slow(job.file):
+            raise _RefusedImageError(reason)
         frames = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pixels, which are counted here, and of odd EXIF

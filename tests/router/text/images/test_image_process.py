@@ -25,6 +25,7 @@ from tests.support.router.hostile_images import (
     damaged,
     gif,
     gif_frames,
+    jpeg_of_scans,
     png,
     png_bomb,
     text_bomb,
@@ -231,6 +232,7 @@ HOSTILE = {
     "a text bomb": (lambda: text_bomb(50 * 2**20), "is damaged"),
     "a truncated file": (lambda: half(GOOD), "is damaged"),
     "a truncated JPEG": (lambda: encoded(image(1), "JPEG")[:300], "is damaged"),
+    "a JPEG of many scans": (lambda: jpeg_of_scans(3000, 8000), "has more than 100 scans"),
     "a header of JPEG": (lambda: b"\xff\xd8\xff\xe0", "is no image that can be read"),
     "no image": (
         lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>",
