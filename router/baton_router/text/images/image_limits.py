@@ -31,7 +31,7 @@ class ImageLimits:
         ge=1,
     )
     timeout_s: float = setting(
-        30.0, "Timeout in seconds to decode and preprocess one image or clip.", gt=0
+        5.0, "Timeout in seconds to decode and preprocess one image or clip.", gt=0
     )
     processes: int = setting(
         2,

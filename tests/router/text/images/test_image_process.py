@@ -51,7 +51,8 @@ def checkpoint(tmp_path_factory) -> str:
 async def pool_of(
     checkpoint: str, num_processes: int = 1, **limits: float
 ) -> AsyncIterator[ImagePool]:
-    pool = ImagePool(checkpoint, ImageLimits(**limits), num_processes)  # type: ignore[arg-type]
+    patient = {"timeout_s": 30.0, **limits}  # on machines that tests keep busy
+    pool = ImagePool(checkpoint, ImageLimits(**patient), num_processes)  # type: ignore[arg-type]
     try:
         await pool.start()
         yield pool
@@ -355,6 +356,10 @@ async def test_image_beyond_memory_is_refused(checkpoint):
     async with pool_of(checkpoint, process_memory_bytes=640 << 20) as pool:
         assert "takes more memory" in await refusal(pool, file)
         assert await pool.process(GOOD)
+
+
+async def test_decoder_has_five_seconds_unless_told_otherwise():
+    assert ImageLimits().timeout_s == 5.0
 
 
 async def test_hang_ends_after_timeout(checkpoint):
