@@ -24,10 +24,10 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
 @pytest.mark.parametrize("name", mostly_slow(["fp8 in blocks", "w4a16", "nf4"], "w4a16"))
 async def test_quantized_model_answers_alike_when_migrated(packed: Packed, name: str) -> None:
     """Each prompt is computed by a prefill worker, and its answer by two decode workers."""
-    path, meant = packed(name, "llama")
+    path, numbers = packed.with_codes(name, "llama")
     prompts = [prompt_of(length) for length in (1, 30, 61)]
     oracle = Oracle()
-    expected = [oracle(meant, prompt, NUM_TOKENS) for prompt in prompts]
+    expected = [oracle(numbers, prompt, NUM_TOKENS) for prompt in prompts]
     async with fleet_of_workers(path, "prefill", "decode", "decode") as fleet:
         decode = fleet.member("decode-0")
         requests = [Request(fleet, prompt, GREEDY) for prompt in prompts]

@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -97,18 +98,23 @@ def build(library: Library, folder: Path) -> Path:
 
 def _compile(compiler: str, library: Library, folder: Path) -> None:
     objects = [str(Path(name).with_suffix(".o")) for name in library.sources]
-    for step in (
-        [*_FLAGS, *library.flags, "-c", *library.sources],
-        ["-shared", *objects, "-o", _BUILT],  # without -fopenmp: torch has it
-    ):
-        try:
-            done = subprocess.run(  # noqa: S603
-                [compiler, *step], cwd=folder, capture_output=True, text=True, timeout=_SECONDS
-            )
-        except subprocess.TimeoutExpired as error:
-            raise NoLibraryError(f"{compiler} took more than {_SECONDS:g} s") from error
-        if done.returncode:
-            raise NoLibraryError(f"{compiler} failed: {done.stderr.strip()[:400]}")
+    flags = [*_FLAGS, *library.flags, "-c"]
+    with ThreadPoolExecutor(len(library.sources)) as threads:  # each waits for a process
+        each = [threads.submit(_run, compiler, [*flags, name], folder) for name in library.sources]
+    for compiled in each:
+        compiled.result()
+    _run(compiler, ["-shared", *objects, "-o", _BUILT], folder)  # without -fopenmp: torch has it
+
+
+def _run(compiler: str, arguments: list[str], folder: Path) -> None:
+    try:
+        done = subprocess.run(  # noqa: S603
+            [compiler, *arguments], cwd=folder, capture_output=True, text=True, timeout=_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NoLibraryError(f"{compiler} took more than {_SECONDS:g} s") from error
+    if done.returncode:
+        raise NoLibraryError(f"{compiler} failed: {done.stderr.strip()[:400]}")
 
 
 def _compilers() -> tuple[str, ...]:
