@@ -73,6 +73,25 @@ int64_t baton_linear_arranged_rows(int64_t num_rows) {
   return num_rows - left + (left > MAX_DIRECT ? TILE : 0);
 }
 
+// Sets the totals of rows, and of those that fill the last tile, to what minima add to them.
+static void begin_totals(const Call* call, int64_t number, int64_t first_row, int64_t num_rows,
+                         float* totals) {
+  memset(totals, 0, (num_rows + TILE - 1) / TILE * TILE * PANEL * sizeof(float));
+  if (call->minima == NULL) return;
+  int64_t num_groups = call->num_units / call->group_units;
+  const float* minima = call->minima + number * num_groups * PANEL;
+  for (int64_t r = 0; r < num_rows; r++) {
+    const float* sums = call->group_sums + (first_row + r) * num_groups;
+    for (int v = 0; v < VECTORS; v++) {
+      Vector total = {0};
+      for (int64_t group = 0; group < num_groups; group++)
+        total = multiplied_and_added(load(minima + group * PANEL + v * LANES), all(sums[group]),
+                                     total);
+      *(Vector*)(totals + r * PANEL + v * LANES) = total;
+    }
+  }
+}
+
 INLINE void add_products_of_row(Vector* sums, Vector of_row, const Vector* of_panel) {
   UNROLLED for (int v = 0; v < VECTORS; v++) sums[v] += of_row * of_panel[v];
 }

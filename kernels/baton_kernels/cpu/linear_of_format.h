@@ -37,11 +37,11 @@ static void NAMED(sum_groups)(const Call* call, int64_t row) {
 // those behind it, that of its next one `unit_step` further.
 typedef struct {
   const NUMBER* rows;
-  int64_t step, unit_step, first_row;
+  int64_t step, unit_step;
 } NAMED(Tile);
 
 // Adds to `totals`, [num_rows][PANEL], the products of a part of the rows' units with that of a
-// panel; those of the first part it sets to them.
+// panel.
 INLINE void NAMED(add_tile)(const Call* call, NAMED(Tile) tile, const int num_rows, int64_t number,
                             int64_t first_unit, float* totals) {
   int64_t end = smaller(first_unit + PART, call->num_units);
@@ -54,20 +54,14 @@ INLINE void NAMED(add_tile)(const Call* call, NAMED(Tile) tile, const int num_ro
       UNROLLED for (int v = 0; v < VECTORS; v++) sums[r][v] = (Vector){0};
     for (int64_t u = 0; u < group_units; u++, rows += tile.unit_step, panel += PANEL)
       NAMED(add_products)(sums, rows, tile.step, num_rows, panel, call->levels);
-    int64_t num_groups = IS_CODED ? call->num_units / group_units : 0;
-    int64_t group = IS_CODED ? unit / group_units : 0;
-    int64_t place = (number * num_groups + group) * PANEL;
+    const float* scales = NULL;
+    if (IS_CODED)
+      scales = call->scales + (number * call->num_units + unit) / group_units * PANEL;
     UNROLLED for (int v = 0; v < VECTORS; v++) {
-      Vector scale = all(1), minimum = {0};
-      if (IS_CODED) scale = held(load(call->scales + place + v * LANES));
-      if (IS_CODED && call->minima) minimum = held(load(call->minima + place + v * LANES));
+      Vector scale = IS_CODED ? held(load(scales + v * LANES)) : (Vector)all(1);
       UNROLLED for (int r = 0; r < num_rows; r++) {
-        Vector *place_of_total = (Vector*)(totals + r * PANEL + v * LANES), total = {0};
-        if (unit) total = *place_of_total;
-        if (IS_CODED && call->minima)
-          total = multiplied_and_added(
-              minimum, all(call->group_sums[(tile.first_row + r) * num_groups + group]), total);
-        *place_of_total = multiplied_and_added(scale, sums[r][v], total);
+        Vector* total = (Vector*)(totals + r * PANEL + v * LANES);
+        *total = multiplied_and_added(scale, sums[r][v], *total);
       }
     }
   }
@@ -79,11 +73,11 @@ static void NAMED(add_rows)(const Call* call, int64_t row, int64_t number, int64
   if (row < baton_linear_arranged_rows(call->num_rows)) {
     const NUMBER* rows =
         (const NUMBER*)call->arranged + row * call->num_units * NUMBERS_PER_UNIT;
-    NAMED(Tile) tile = {rows, NUMBERS_PER_UNIT, TILE * NUMBERS_PER_UNIT, row};
+    NAMED(Tile) tile = {rows, NUMBERS_PER_UNIT, TILE * NUMBERS_PER_UNIT};
     return NAMED(add_tile)(call, tile, TILE, number, first_unit, totals);
   }
   const NUMBER* rows = (const NUMBER*)call->rows + row * call->row_stride;
-  NAMED(Tile) tile = {rows, call->row_stride, NUMBERS_PER_UNIT, row};
+  NAMED(Tile) tile = {rows, call->row_stride, NUMBERS_PER_UNIT};
   switch (call->num_rows - row) {
 #define DIRECT(num_rows) \
   case num_rows:         \
@@ -118,6 +112,7 @@ static void NAMED(multiply)(const Call* call, int64_t number) {
   float totals[ROWS_AT_ONCE * PANEL] __attribute__((aligned(64)));
   for (int64_t first = 0; first < call->num_rows; first += ROWS_AT_ONCE) {
     int64_t num_rows = smaller(ROWS_AT_ONCE, call->num_rows - first);
+    begin_totals(call, number, first, num_rows, totals);
     for (int64_t unit = 0; unit < call->num_units; unit += PART)
       for (int64_t r = 0; r < num_rows; r += TILE)
         NAMED(add_rows)(call, first + r, number, unit, totals + r * PANEL);
