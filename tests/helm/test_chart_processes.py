@@ -113,6 +113,7 @@ class Pod:
         }
         command, *arguments = self._command
         path = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        path["XDG_CACHE_HOME"] = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
                 dying_with_parent([*program[command], *self._placed(arguments)]),
