@@ -99,6 +99,7 @@ def save_gguf(file: Path, kind: str) -> None:
     gguf_models.save(gguf_models.random_model(**sizes), gguf_models.KINDS[kind], file)
 
 
+@pytest.mark.e2e
 @pytest.mark.system  # a C compiler
 async def test_phases_of_the_engine_have_its_tokens(tmp_path):
     save_gguf(tmp_path / "model.gguf", "4 bits")

@@ -1,6 +1,7 @@
 """Cluster of a GGUF file: a chat over HTTP, its prompt computed by one worker and its answer by
 another, as transformers answers with the same file."""
 
+import os
 from pathlib import Path
 
 import httpx
@@ -39,7 +40,12 @@ def answer_of_transformers(file: Path) -> str:
 def test_cluster_of_gguf_answers_chat_as_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cache, kernels = tmp_path / "cache", Path("baton") / "kernels"
+    (cache / kernels).parent.mkdir(parents=True)
+    shared = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / kernels
+    shared.mkdir(parents=True, exist_ok=True)
+    (cache / kernels).symlink_to(shared)  # compiled once for all tests
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     file = tmp_path / "Tiny-Q8_0.gguf"
     model = AutoModelForCausalLM.from_pretrained(locate("tiny"), dtype=torch.float32)
     write_gguf(file, model, byte_level(), lambda _name: "Q8_0")
