@@ -180,12 +180,12 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
     async def FlushCache(
         self, request: admin_pb2.FlushCacheRequest, context: Any
     ) -> admin_pb2.FlushCacheResponse:
+        tenant = self._tenants.of(context)
         prompt, salt = NO_PROMPT, None
         kind = request.WhichOneof("input")
         is_prompt = kind not in (None, "block_hashes")
         chosen = [self._models.of(request.model)] if is_prompt or request.model else self._models
         if kind and is_prompt:
-            tenant = self._tenants.of(context)
             intake = self._models.of(request.model).services.intake
             read, salt = await intake.prompt_of(await input_of(request)), tenant.salt
             images = tuple(each.salted(salt).hashed for each in read.encoder_inputs)
