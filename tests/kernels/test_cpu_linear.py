@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from baton_kernels.cpu.coded_weight import CodedWeight, halves_of, quantized
 from baton_kernels.cpu.linear import PackedLinear
+from baton_kernels.cpu.quantized_weight import QuantizedWeight, halves_of, quantize
 from tests.support.kernels.comparison import (
     apart,
     assert_close,
@@ -19,7 +19,7 @@ from tests.support.kernels.comparison import (
 
 pytestmark = pytest.mark.system  # a C compiler
 
-Weight = torch.Tensor | CodedWeight
+Weight = torch.Tensor | QuantizedWeight
 
 # Of bfloat16, whose products with numbers of bfloat16 are summed by pairs.
 LEVELS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -32,24 +32,24 @@ def plain(dtype: torch.dtype) -> Callable[[int, int], Weight]:
 def coded(bits: int, group: int, *, has_minima: bool) -> Callable[[int, int], Weight]:
     """Codes of all values, in groups of `group` inputs or, of an odd number of them, one."""
 
-    def make(outputs: int, inputs: int) -> CodedWeight:
+    def make(outputs: int, inputs: int) -> QuantizedWeight:
         num_groups = 1 if inputs % group else inputs // group
         scales, minima = torch.rand(2, outputs, num_groups)
         offsets = minima - 0.5 if has_minima else None
         codes = torch.randint(0, 2**bits, (outputs, inputs), dtype=torch.uint8)
         if bits == 8:
-            return CodedWeight(codes.view(torch.int8), scales, offsets)
-        return CodedWeight(halves_of(codes), scales, offsets, LEVELS)
+            return QuantizedWeight(codes.view(torch.int8), scales, offsets)
+        return QuantizedWeight(halves_of(codes), scales, offsets, LEVELS)
 
     return make
 
 
-def float8(outputs: int, inputs: int) -> CodedWeight:
+def float8(outputs: int, inputs: int) -> QuantizedWeight:
     """All numbers but NaN, those below the smallest normal one too."""
     every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     numbers = every[every.isfinite()]
     chosen = numbers[torch.randint(0, len(numbers), (outputs, inputs))]
-    return CodedWeight(chosen.to(torch.float8_e4m3fn), torch.rand(outputs, 1))
+    return QuantizedWeight(chosen.to(torch.float8_e4m3fn), torch.rand(outputs, 1))
 
 
 # The dtype of rows, and what makes a weight.
@@ -70,7 +70,7 @@ NUM_ROWS = (1, 2, 3, 5, 6, 8, 9, 12, 17, 23, 210)
 
 
 def numbers(weight: Weight) -> torch.Tensor:
-    return weight.numbers() if isinstance(weight, CodedWeight) else weight
+    return weight.numbers() if isinstance(weight, QuantizedWeight) else weight
 
 
 @each_case(
@@ -146,7 +146,7 @@ def test_numbers_that_are_not_finite_reach_their_own_row(name: str) -> None:
     dtype, make = FORMATS[name]
     weight, x = make(40, 16), random(20, 16, dtype=dtype)
     x[3, 5] = torch.nan
-    (weight.scales if isinstance(weight, CodedWeight) else weight)[7, 0] = torch.inf
+    (weight.scales if isinstance(weight, QuantizedWeight) else weight)[7, 0] = torch.inf
     found = PackedLinear(weight, None, dtype)(x)
     expected = torch.zeros(20, 40, dtype=torch.bool)
     expected[3], expected[:, 7] = True, True
@@ -159,7 +159,7 @@ def test_quantized_numbers_are_within_half_a_step(bits: int, group: int) -> None
     """In 4 bits the largest number has one level, -8, of which there is no opposite."""
     weight = random(70, 96, dtype=torch.bfloat16)
     weight[3, :group] = 0
-    found = quantized(weight, bits, group)
+    found = quantize(weight, bits, group)
     assert found.shape == weight.shape
     apart_by = (found.numbers() - weight).unflatten(1, (-1, group)).abs().amax(-1)
     steps = 0.5 if bits == 8 else 1.0
@@ -171,20 +171,52 @@ def test_rows_of_a_quantized_weight_are_those_of_all() -> None:
     weight = random(70, 96, dtype=torch.float32)
     rows = torch.tensor([5, 2, 69])
     for bits in (8, 4):
-        whole = quantized(weight, bits, 32)
+        whole = quantize(weight, bits, 32)
         assert torch.equal(whole[rows].numbers(), whole.numbers()[rows])
-        assert torch.equal(quantized(weight[rows], bits, 32).numbers(), whole.numbers()[rows])
+        assert torch.equal(quantize(weight[rows], bits, 32).numbers(), whole.numbers()[rows])
 
 
 def test_codes_take_as_many_bytes_as_they_have_bits() -> None:
     """With 32 bits for the scale of 32 inputs."""
     weight = random(96, 256, dtype=torch.bfloat16)
     for bits in (8, 4):
-        layer = PackedLinear(quantized(weight, bits, 32), None, torch.bfloat16)
+        layer = PackedLinear(quantize(weight, bits, 32), None, torch.bfloat16)
         assert layer.num_bytes == 96 * 256 * (bits + 1) / 8
 
 
+@pytest.mark.parametrize(
+    ("scales", "minima", "codebook"),
+    [((3, 2), None, None), ((4, 3), None, None), ((4, 0), None, None), ((4, 2), (4, 1), None),
+     ((4, 2), None, (8,))],
+    ids=str,
+)  # fmt: skip
+def test_quantized_weight_of_unlike_parts_is_refused(scales, minima, codebook) -> None:
+    """The kernels would read beyond their ends."""
+    codes = torch.zeros(4, 8, dtype=torch.int8 if codebook is None else torch.uint8)
+    given = (None if shape is None else torch.ones(shape) for shape in (minima, codebook))
+    with pytest.raises(ValueError, match=r"\[[48](, \d)?\]|\[3, 2\]"):
+        QuantizedWeight(codes, torch.ones(scales), *given)
+
+
+@EACH_FORMAT
+def test_rows_of_another_width_are_refused(name: str) -> None:
+    dtype, make = FORMATS[name]
+    layer = PackedLinear(make(5, 16), None, dtype)
+    with pytest.raises(ValueError, match="rows have 8 inputs; the weight has 16"):
+        layer(torch.ones(2, 8, dtype=dtype))
+
+
+@EACH_FORMAT
+def test_layer_writes_to_strided_rows_alone(name: str) -> None:
+    dtype, make = FORMATS[name]
+    layer, x = PackedLinear(make(40, 16), None, dtype), random(15, 16, dtype=dtype)
+    wide = torch.full((15, 50), torch.nan, dtype=dtype)
+    assert torch.equal(layer.write(x, wide[:, 5:45]), layer(x))
+    assert wide[:, :5].isnan().all()
+    assert wide[:, 45:].isnan().all()
+
+
 def test_groups_that_units_do_not_divide_are_refused() -> None:
-    weight = CodedWeight(torch.zeros(4, 12, dtype=torch.int8), torch.ones(4, 2))
+    weight = QuantizedWeight(torch.zeros(4, 12, dtype=torch.int8), torch.ones(4, 2))
     with pytest.raises(ValueError, match="2 inputs of a group are no multiple of 4"):
         PackedLinear(weight, None, torch.float32)

@@ -9,6 +9,7 @@ import numpy as np
 
 from baton_kernels.attention.decode_inputs import DecodeInputs, KindInputs
 from baton_kernels.attention.plan import Int32Array, Int64Array, Ranges, SharedPrefix
+from baton_kernels.cpu.arguments import pointer_fields, size_fields
 from baton_kernels.cpu.library import DECODE_INPUTS, NoLibraryError, load
 
 logger = logging.getLogger(__name__)
@@ -17,13 +18,10 @@ logger = logging.getLogger(__name__)
 class _Kind(ctypes.Structure):
     """Kind of layer, as `Kind` in decode_inputs.c."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_int64)
-        for name in (
-            *("num_items", "num_shared_items", "members", "positions", "first_slots", "items"),
-            *("shared_items", "max_items", "max_shared_items", "max_members", "max_partials"),
-            *("least_split", "most_splits", "tile_keys", "members_per_shared_item", "window"),
-        )
+    _fields_ = size_fields(
+        *("num_items", "num_shared_items", "members", "positions", "first_slots", "items"),
+        *("shared_items", "max_items", "max_shared_items", "max_members", "max_partials"),
+        *("least_split", "most_splits", "tile_keys", "members_per_shared_item", "window"),
     )
 
 
@@ -31,10 +29,8 @@ class _Shared(ctypes.Structure):
     """Prefixes that the layers of a kind attend once, as `Shared` in decode_inputs.c."""
 
     _fields_ = (
-        ("num_prefixes", ctypes.c_int64),
-        ("sizes", ctypes.c_void_p),
-        ("num_tokens", ctypes.c_void_p),
-        ("members", ctypes.c_void_p),
+        *size_fields("num_prefixes"),
+        *pointer_fields("sizes", "num_tokens", "members"),
     )
 
 
@@ -42,13 +38,8 @@ class _Layout(ctypes.Structure):
     """Layout of the inputs, as `Layout` in decode_inputs.c."""
 
     _fields_ = (
-        ("num_groups", ctypes.c_int64),
-        ("num_kinds", ctypes.c_int64),
-        ("row_words", ctypes.c_int64),
-        ("block_size", ctypes.c_int64),
-        ("table_width", ctypes.c_int64),
-        ("tables", ctypes.c_void_p),
-        ("kinds", ctypes.c_void_p),
+        *size_fields("num_groups", "num_kinds", "row_words", "block_size", "table_width"),
+        *pointer_fields("tables", "kinds"),
     )
 
 

@@ -7,9 +7,9 @@
 // across lanes.
 //
 // A code of 8 bits stands for a signed integer or is a number of float8 (e4m3), one of 4 bits stands
-// for a level, of which there are 16. A number of the weight is that times the scale of its output and
-// group of inputs, plus its minimum. What codes stand for is multiplied by the rows, the sum of a group
-// by its scale.
+// for a number of the codebook. A number of the weight is that times the scale of its output and group
+// of inputs, plus its minimum. What codes stand for is multiplied by the rows, the sum of a group by
+// its scale.
 //
 // Rows are computed in tiles, whose sums fit into registers, and units in parts, of which a part of
 // a panel fits into the first-level cache. A sum begins anew with each part, or group, and is added
@@ -38,7 +38,7 @@
 #define ROWS_AT_ONCE (16 * TILE)  // whose sums stay in the first-level cache
 #define MANY 65536               // units of rows, for more than one thread to arrange them
 #define AHEAD 2048               // bytes that are fetched early where two products share a unit
-#define LEVELS 16
+#define CODEBOOK_SIZE 16
 
 #define UNROLLED _Pragma("GCC unroll 16")
 
@@ -48,7 +48,7 @@ typedef uint32_t Unit;
 typedef struct {
   const void* rows;        // [num_rows, in_features]
   const Unit* weight;      // [num_panels, num_units, PANEL]
-  const float* levels;     // [LEVELS], of codes of 4 bits
+  const float* codebook;     // [CODEBOOK_SIZE], of codes of 4 bits
   const float* scales;     // [num_panels, num_groups, PANEL], of codes
   const float* minima;     // as the scales; NULL: they are 0
   const void* bias;        // [out_features]; NULL: none
@@ -56,7 +56,7 @@ typedef struct {
   void* out;               // [num_rows, out_features]
   void* arranged;          // memory for `baton_linear_arranged_rows` rows
   float* group_sums;       // memory for sums of groups, [num_rows, num_groups]; NULL: no minima
-  int64_t num_rows, row_stride, num_units, group_units, out_features, num_threads;
+  int64_t num_rows, row_stride, num_units, group_units, out_features, out_stride, num_threads;
 } Call;
 
 INLINE BitVector units_at(const Unit* source) { return *(const BitVector*)source; }
@@ -99,18 +99,18 @@ INLINE void add_products_of_row(Vector* sums, Vector of_row, const Vector* of_pa
 }
 
 #if LANES == 16
-typedef Vector Levels;
-INLINE Levels levels_at(const float* source) { return load(source); }
-INLINE Vector levels_of(Levels levels, BitVector codes) {
-  return (Vector)__builtin_shuffle((BitVector)levels, codes);
+typedef Vector Codebook;
+INLINE Codebook codebook_at(const float* source) { return load(source); }
+INLINE Vector numbers_in(Codebook codebook, BitVector codes) {
+  return (Vector)__builtin_shuffle((BitVector)codebook, codes);
 }
 #else
-typedef struct { Vector low, high; } Levels;
-INLINE Levels levels_at(const float* source) {
-  return (Levels){load(source), load(source + LANES)};
+typedef struct { Vector low, high; } Codebook;
+INLINE Codebook codebook_at(const float* source) {
+  return (Codebook){load(source), load(source + LANES)};
 }
-INLINE Vector levels_of(Levels levels, BitVector codes) {
-  return (Vector)__builtin_shuffle((BitVector)levels.low, (BitVector)levels.high, codes);
+INLINE Vector numbers_in(Codebook codebook, BitVector codes) {
+  return (Vector)__builtin_shuffle((BitVector)codebook.low, (BitVector)codebook.high, codes);
 }
 #endif
 
@@ -118,7 +118,7 @@ INLINE Vector levels_of(Levels levels, BitVector codes) {
 // products of a unit of each of them with that of each output of a panel.
 
 INLINE void add_products_float32(Vector sums[][VECTORS], const float* rows, int64_t step,
-                                 const int num_rows, const Unit* panel, const float* levels) {
+                                 const int num_rows, const Unit* panel, const float* codebook) {
   Vector units[VECTORS];
   UNROLLED for (int v = 0; v < VECTORS; v++) units[v] = held((Vector)units_at(panel + v * LANES));
   UNROLLED for (int r = 0; r < num_rows; r++)
@@ -133,7 +133,7 @@ INLINE void add_products_float32(Vector sums[][VECTORS], const float* rows, int6
 
 INLINE void add_products_bfloat16_weight(Vector sums[][VECTORS], const float* rows, int64_t step,
                                          const int num_rows, const Unit* panel,
-                                         const float* levels) {
+                                         const float* codebook) {
   Vector numbers[VECTORS];
   UNROLLED for (int v = 0; v < VECTORS; v++) {
     __builtin_prefetch((const char*)(panel + v * LANES) + AHEAD);
@@ -179,12 +179,12 @@ INLINE void add_products_of_bytes(NumbersOf* numbers_of, Vector sums[][VECTORS],
 }
 
 INLINE void add_products_codes8(Vector sums[][VECTORS], const float* rows, int64_t step,
-                                const int num_rows, const Unit* panel, const float* levels) {
+                                const int num_rows, const Unit* panel, const float* codebook) {
   add_products_of_bytes(integers_of, sums, rows, step, num_rows, panel);
 }
 
 INLINE void add_products_float8(Vector sums[][VECTORS], const float* rows, int64_t step,
-                                const int num_rows, const Unit* panel, const float* levels) {
+                                const int num_rows, const Unit* panel, const float* codebook) {
   add_products_of_bytes(float8_of, sums, rows, step, num_rows, panel);
 }
 
@@ -204,12 +204,12 @@ INLINE void add_products_float8(Vector sums[][VECTORS], const float* rows, int64
 INLINE int place_of(const int i) { return 4 * (i / 2) + 16 * (i % 2); }
 
 INLINE void add_products_codes4(Vector sums[][VECTORS], const float* rows, int64_t step,
-                                const int num_rows, const Unit* panel, const float* levels) {
-  Levels all_levels = levels_at(levels);
+                                const int num_rows, const Unit* panel, const float* codebook) {
+  Codebook numbers_of_codes = codebook_at(codebook);
   UNROLLED for (int i = 0; i < 8; i++) {
     Vector numbers[VECTORS];
     UNROLLED for (int v = 0; v < VECTORS; v++)
-      numbers[v] = held(levels_of(all_levels, units_at(panel + v * LANES) >> place_of(i)));
+      numbers[v] = held(numbers_in(numbers_of_codes, units_at(panel + v * LANES) >> place_of(i)));
     UNROLLED for (int r = 0; r < num_rows; r++)
       add_products_of_row(sums[r], all(rows[r * step + i]), numbers);
   }
@@ -234,7 +234,7 @@ INLINE void add_products_of_pair(Vector* sums, __m512bh of_row, const __m512bh* 
 }
 
 INLINE void add_products_bfloat16(Vector sums[][VECTORS], const BFloat16* rows, int64_t step,
-                                  const int num_rows, const Unit* panel, const float* levels) {
+                                  const int num_rows, const Unit* panel, const float* codebook) {
   __m512bh pairs[VECTORS];
   UNROLLED for (int v = 0; v < VECTORS; v++)
     pairs[v] = (__m512bh)held((Vector)units_at(panel + v * LANES));
@@ -269,13 +269,13 @@ INLINE void add_pairs_of_bytes(NumbersOf* numbers_of, Vector sums[][VECTORS], co
 
 INLINE void add_products_codes8_bfloat16(Vector sums[][VECTORS], const BFloat16* rows, int64_t step,
                                          const int num_rows, const Unit* panel,
-                                         const float* levels) {
+                                         const float* codebook) {
   add_pairs_of_bytes(integers_of, sums, rows, step, num_rows, panel);
 }
 
 INLINE void add_products_float8_bfloat16(Vector sums[][VECTORS], const BFloat16* rows, int64_t step,
                                          const int num_rows, const Unit* panel,
-                                         const float* levels) {
+                                         const float* codebook) {
   add_pairs_of_bytes(float8_of, sums, rows, step, num_rows, panel);
 }
 
@@ -291,21 +291,21 @@ INLINE void add_products_float8_bfloat16(Vector sums[][VECTORS], const BFloat16*
 #define IS_CODED 1
 #include "linear_of_format.h"
 
-// The levels, rounded, twice: five bits choose one of them, the highest of which may be any.
-INLINE __m512i levels_of_bfloat16(const float* levels) {
-  __m256i half = (__m256i)_mm512_cvtneps_pbh((__m512)load(levels));
+// The codebook, rounded, twice: five bits choose a number of it, the highest of which may be any.
+INLINE __m512i codebook_of_bfloat16(const float* codebook) {
+  __m256i half = (__m256i)_mm512_cvtneps_pbh((__m512)load(codebook));
   return _mm512_broadcast_i64x4(half);
 }
 
 INLINE void add_products_codes4_bfloat16(Vector sums[][VECTORS], const BFloat16* rows, int64_t step,
                                          const int num_rows, const Unit* panel,
-                                         const float* levels) {
-  __m512i all_levels = levels_of_bfloat16(levels);
+                                         const float* codebook) {
+  __m512i numbers_of_codes = codebook_of_bfloat16(codebook);
   UNROLLED for (int i = 0; i < 8; i += 2) {
     __m512bh pairs[VECTORS];
     UNROLLED for (int v = 0; v < VECTORS; v++) {
       __m512i codes = (__m512i)(units_at(panel + v * LANES) >> place_of(i));
-      pairs[v] = (__m512bh)held((Vector)_mm512_permutexvar_epi16(codes, all_levels));
+      pairs[v] = (__m512bh)held((Vector)_mm512_permutexvar_epi16(codes, numbers_of_codes));
     }
     UNROLLED for (int r = 0; r < num_rows; r++)
       add_products_of_pair(sums[r], pair_of_row(rows + r * step + i), pairs);

@@ -53,7 +53,7 @@ INLINE void NAMED(add_tile)(const Call* call, NAMED(Tile) tile, const int num_ro
     UNROLLED for (int r = 0; r < num_rows; r++)
       UNROLLED for (int v = 0; v < VECTORS; v++) sums[r][v] = (Vector){0};
     for (int64_t u = 0; u < group_units; u++, rows += tile.unit_step, panel += PANEL)
-      NAMED(add_products)(sums, rows, tile.step, num_rows, panel, call->levels);
+      NAMED(add_products)(sums, rows, tile.step, num_rows, panel, call->codebook);
     const float* scales = NULL;
     if (IS_CODED)
       scales = call->scales + (number * call->num_units + unit) / group_units * PANEL;
@@ -98,7 +98,7 @@ static void NAMED(store)(const Call* call, int64_t first_row, int64_t num_rows, 
   int64_t num_outs = smaller(PANEL, call->out_features - first_out);
   for (int64_t r = 0; r < num_rows; r++, totals += PANEL) {
     int64_t place = (first_row + r) * call->out_features + first_out;
-    NUMBER* out = (NUMBER*)call->out + place;
+    NUMBER* out = (NUMBER*)call->out + (first_row + r) * call->out_stride + first_out;
     for (int64_t i = 0; i < num_outs; i++) {
       float sum = totals[i];
       if (bias) sum += READ(bias[first_out + i]);

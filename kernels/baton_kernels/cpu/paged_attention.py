@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from baton_kernels.cpu.arguments import pointer_fields, size_fields
 from baton_kernels.cpu.library import KERNELS, load
 from baton_kernels.cpu.recording import launch
 
@@ -26,10 +27,8 @@ class _Work(ctypes.Structure):
     """Part of a call that layers of a step have in common, as `Work` in paged_attention.c."""
 
     _fields_ = (
-        ("table", ctypes.c_void_p),
-        ("items", ctypes.c_void_p),
-        ("table_width", ctypes.c_int64),
-        ("num_items", ctypes.c_int64),
+        *pointer_fields("table", "items"),
+        *size_fields("table_width", "num_items"),
     )
 
 
@@ -37,26 +36,22 @@ class _Call(ctypes.Structure):
     """Arguments of one call, as `Call` in paged_attention.c."""
 
     _fields_ = (
-        ("query", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("new_keys", ctypes.c_void_p),
-        ("new_values", ctypes.c_void_p),
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("work", ctypes.c_void_p),
+        *pointer_fields("query", "out", "new_keys", "new_values", "keys", "values", "work"),
         ("query_strides", ctypes.c_int64 * 2),
         ("out_strides", ctypes.c_int64 * 2),
         ("new_key_strides", ctypes.c_int64 * 2),
         ("new_value_strides", ctypes.c_int64 * 2),
         ("key_strides", ctypes.c_int64 * 3),
         ("value_strides", ctypes.c_int64 * 3),
-        ("num_kv_heads", ctypes.c_int64),
-        ("rows_per_query", ctypes.c_int64),
-        ("key_dim", ctypes.c_int64),
-        ("value_dim", ctypes.c_int64),
-        ("block_size", ctypes.c_int64),
-        ("window", ctypes.c_int64),
-        ("num_threads", ctypes.c_int64),
+        *size_fields(
+            "num_kv_heads",
+            "rows_per_query",
+            "key_dim",
+            "value_dim",
+            "block_size",
+            "window",
+            "num_threads",
+        ),
         ("scale", ctypes.c_float),
     )
 

@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from baton_kernels.cpu.arguments import pointer_fields
 from baton_kernels.cpu.library import KERNELS, load
 
 _aten = torch.ops.aten
@@ -23,7 +24,7 @@ _NEW_MEMORY: Final = {_aten.empty.memory_format, _aten.new_empty.default}
 class _Recorded(ctypes.Structure):
     """One call, as `Recorded` in recording.c."""
 
-    _fields_ = (("function", ctypes.c_void_p), ("arguments", ctypes.c_void_p))
+    _fields_ = pointer_fields("function", "arguments")
 
 
 class _Active(threading.local):

@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 
+from baton_kernels.cpu.arguments import pointer_fields, size_fields
 from baton_kernels.cpu.library import KERNELS, load
 from baton_kernels.cpu.recording import launch
 
@@ -31,15 +32,8 @@ class _Norm(ctypes.Structure):
     """Arguments, as `Norm` in rowwise.c."""
 
     _fields_ = (
-        ("x", ctypes.c_void_p),
-        ("weight", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int64),
-        ("num_heads", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("stride", ctypes.c_int64),
-        ("out_stride", ctypes.c_int64),
-        ("num_threads", ctypes.c_int64),
+        *pointer_fields("x", "weight", "out"),
+        *size_fields("num_rows", "num_heads", "width", "stride", "out_stride", "num_threads"),
         ("eps", ctypes.c_float),
     )
 
@@ -48,11 +42,8 @@ class _Activation(ctypes.Structure):
     """Arguments, as `Activation` in rowwise.c."""
 
     _fields_ = (
-        ("gate_up", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("num_threads", ctypes.c_int64),
+        *pointer_fields("gate_up", "out"),
+        *size_fields("num_rows", "width", "num_threads"),
     )
 
 
@@ -60,15 +51,8 @@ class _Turn(ctypes.Structure):
     """Arguments, as `Turn` in rowwise.c."""
 
     _fields_ = (
-        ("heads", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p),
-        ("table", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int64),
-        ("num_heads", ctypes.c_int64),
-        ("dim", ctypes.c_int64),
-        ("stride", ctypes.c_int64),
-        ("num_threads", ctypes.c_int64),
-        ("is_adjacent", ctypes.c_int64),
+        *pointer_fields("heads", "positions", "table"),
+        *size_fields("num_rows", "num_heads", "dim", "stride", "num_threads", "is_adjacent"),
     )
 
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
-from baton_kernels.cpu.coded_weight import quantized
+from baton_kernels.cpu.quantized_weight import quantize
 from tests.support.engine.checkpoints import FAMILIES, save_random
 from tests.support.engine.engines import assert_idle, load, mostly_slow, tokens
 from tests.support.engine.images import save_vision_language
@@ -30,7 +30,7 @@ def save_values(plain: Path, folder: Path, quantization: str) -> str:
     for name, weight in weights.items():
         if name.endswith("proj.weight") or name == head:
             bits = 8 if name == head else BITS[quantization]
-            weights[name] = quantized(weight, bits, 32).numbers()
+            weights[name] = quantize(weight, bits, 32).numbers()
     folder.mkdir()
     (folder / "config.json").write_bytes((plain / "config.json").read_bytes())
     save_file(weights, folder / "model.safetensors", {"format": "pt"})

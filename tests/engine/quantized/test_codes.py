@@ -8,9 +8,10 @@ import torch
 
 from baton.engine.core import assembly
 from baton.engine.executor.models.linear import linear_in_c, merged_layer
-from baton.engine.executor.models.quantized.coded_tensor import CodedTensor, rows_of
+from baton.engine.executor.models.quantized.quantized_tensor import QuantizedTensor, rows_of
 from baton.sampling import SamplingParams
-from baton_kernels.cpu.coded_weight import CodedWeight, quantized
+from baton_kernels.cpu.quantized_weight import QuantizedWeight, quantize
+from baton_kernels.cpu.recording import Recording
 from tests.support.engine.engines import config_of, load, mostly_slow, tokens
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.prompts import NUM_TOKENS, awkward_prompts
@@ -113,8 +114,8 @@ def test_workers_with_codes_and_plain_weights_pair(quantized: Packed) -> None:
     assert len(fingerprints) == 1
 
 
-def of_codes(outputs: int, bits: int, group: int = 32) -> CodedTensor:
-    return CodedTensor(quantized(torch.randn(outputs, 64), bits, group), torch.float32)
+def of_codes(outputs: int, bits: int, group: int = 32) -> QuantizedTensor:
+    return QuantizedTensor(quantize(torch.randn(outputs, 64), bits, group), torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -128,27 +129,39 @@ def test_merged_layers_of_codes_stand_beside_each_other(kinds: tuple) -> None:
     layer = merged_layer(linear_in_c, list(zip(parts, biases, strict=True)))
     alone = [linear_in_c(w, b)(x) for w, b in zip(parts, biases, strict=True)]
     assert torch.equal(layer(x), torch.cat(alone, dim=1))
+    with Recording() as calls:
+        layer(x)
+    assert calls.can_repeat
     residual = torch.randn(3, 80)
     assert torch.equal(layer.plus(x, residual), layer(x) + residual)
 
 
-def test_coded_tensor_is_a_plain_weight_to_torch() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_plain_weights_stand_beside_codes(dtype: torch.dtype) -> None:
+    coded = QuantizedTensor(quantize(torch.randn(40, 64), 4, 32), dtype)
+    plain, x = torch.randn(24, 64).to(dtype), torch.randn(3, 64).to(dtype)
+    found = merged_layer(linear_in_c, [(coded, None), (plain, None)])(x)
+    expected = torch.cat([x @ coded.quantized.numbers().to(dtype).T, x @ plain.T], dim=1)
+    torch.testing.assert_close(found, expected, rtol=2**-6, atol=2**-4)
+
+
+def test_quantized_tensor_is_a_plain_weight_to_torch() -> None:
     weight = of_codes(40, 4)
-    plain = weight.coded.numbers()
+    plain = weight.quantized.numbers()
     x, indices = torch.randn(3, 64), torch.tensor([[3, 39], [0, 3]])
     assert torch.equal(torch.nn.functional.linear(x, weight), x @ plain.T)
     assert torch.equal(torch.nn.functional.embedding(indices, weight), plain[indices])
     assert torch.equal(rows_of(weight, indices[0]).clone(), plain[indices[0]])
-    assert isinstance(torch.nn.Parameter(weight, requires_grad=False).detach(), CodedTensor)
+    assert isinstance(torch.nn.Parameter(weight, requires_grad=False).detach(), QuantizedTensor)
     assert (weight.to("meta").shape, weight.to("meta").device.type) == (plain.shape, "meta")
     assert torch.equal(weight.to(torch.bfloat16), plain.bfloat16())
 
 
 def test_model_in_codes_has_no_plain_weight(quantized: Packed) -> None:
-    """Once it serves, codes are in panels alone."""
+    """Codes are in panels alone once it serves."""
     path, _ = quantized("awq", "llama")
     model = assembly.load(path, config_of(), lambda _phase, _fraction: None)
     gc.collect()
-    left = [each for each in gc.get_objects() if isinstance(each, CodedWeight)]
-    assert {each.codes.dtype for each in left} == {torch.int32}
+    left = [each for each in gc.get_objects() if isinstance(each, QuantizedWeight)]
+    assert not left
     assert model.info.architecture == "LlamaForCausalLM"

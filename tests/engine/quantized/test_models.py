@@ -92,6 +92,32 @@ def test_loader_names_scales_that_do_not_fit(
         load(path)
 
 
+SCALES = {
+    "awq": ".scales",
+    "w4a16": ".weight_scale",
+    "w8a8": ".weight_scale",
+    "fp8 by channels": ".weight_scale",
+    "modelopt nvfp4": ".weight_scale",
+    "nf4 doubly": ".weight.absmax",
+    "int8": ".SCB",
+}
+
+
+@pytest.mark.system  # a C compiler: the weights stay in codes
+@pytest.mark.parametrize("name", SCALES)
+def test_loader_refuses_codes_whose_scales_are_cut(
+    quantized: Packed, tmp_path: Path, name: str
+) -> None:
+    scales = UP.removesuffix(".weight") + SCALES[name]
+
+    def cut_scales(tensors: State) -> None:
+        tensors[scales] = tensors[scales][:-1].contiguous()
+
+    path = changed(quantized(name, "llama")[0], tmp_path / "changed", cut_scales)
+    with pytest.raises(UnsupportedModelError, match=f"weight {UP} do not fit together"):
+        load(path)
+
+
 def test_fingerprint_tells_quantized_weights_apart(quantized: Packed, tmp_path: Path) -> None:
     path, meant = quantized("fp8 in blocks", "llama")
     other = changed(path, tmp_path / "other", lambda t: t[f"{UP}_scale_inv"].mul_(2))

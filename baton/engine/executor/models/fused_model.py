@@ -21,7 +21,7 @@ from baton.engine.executor.models.encoder_features import EncoderFeatures
 from baton.engine.executor.models.hf import PreTrainedModel
 from baton.engine.executor.models.linear import LinearOf, Products, merged_layer
 from baton.engine.executor.models.mrope import angles_at, dimensions_of_pairs
-from baton.engine.executor.models.quantized.coded_tensor import rows_of
+from baton.engine.executor.models.quantized.quantized_tensor import rows_of
 from baton.engine.executor.models.recorded_layers import RecordedLayers, is_short
 from baton.engine.executor.models.rowwise import Rowwise
 from baton_kernels.cpu.linear import PackedLinear

@@ -23,10 +23,10 @@ from typing import Final, Protocol, TypeAlias
 import torch
 import torch.nn.functional as F
 
-from baton.engine.executor.models.quantized.coded_tensor import CodedTensor
-from baton_kernels.cpu.coded_weight import joined, quantized
+from baton.engine.executor.models.quantized.quantized_tensor import QuantizedTensor
 from baton_kernels.cpu.linear import PackedLinear
 from baton_kernels.cpu.paged_attention import prompt_arithmetic
+from baton_kernels.cpu.quantized_weight import joined, quantize
 
 # With 8 rows and three sizes of weights float32 took 0.4 to 0.7 of the time, with 64 rows 0.2, and
 # with 4 rows 0.9 to 1.2 of it (AVX2, one thread).
@@ -55,14 +55,24 @@ LinearOf: TypeAlias = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 def linear_in_c(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     """Returns a layer of kernels in C, of torch for a weight that they do not take. Raises
     `NoLibraryError`."""
-    if isinstance(weight, CodedTensor):
-        return PackedLinear(weight.coded, bias, weight.dtype)
-    is_even = weight.shape[1] % 2 == 0  # bfloat16 is packed by pairs
-    if weight.dtype == torch.float32:
-        return PackedLinear(_narrowed(weight) if is_even else weight, bias, torch.float32)
-    if not is_even or prompt_arithmetic(weight.dtype) == "AMX tiles":
+    is_plain = weight.dtype == torch.bfloat16 and not isinstance(weight, QuantizedTensor)
+    if is_plain and not (_is_even(weight) and prompt_arithmetic(weight.dtype) != "AMX tiles"):
         return TorchLinear(weight, bias)
-    return PackedLinear(weight, bias, weight.dtype)
+    return _packed_layer(weight, bias)
+
+
+def _packed_layer(weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+    """Returns a layer of kernels in C, of a weight that they take."""
+    if isinstance(weight, QuantizedTensor):
+        return PackedLinear(weight.quantized, bias, weight.dtype)
+    is_wide = weight.dtype == torch.float32
+    packed = _narrowed(weight) if is_wide and _is_even(weight) else weight
+    return PackedLinear(packed, bias, weight.dtype)
+
+
+def _is_even(weight: torch.Tensor) -> bool:
+    """Returns whether a weight has whole pairs of inputs, in which bfloat16 is packed."""
+    return weight.shape[1] % 2 == 0
 
 
 def _narrowed(weight: torch.Tensor) -> torch.Tensor:
@@ -78,9 +88,9 @@ def _quantized_in_c(bits: int, weight: torch.Tensor, bias: torch.Tensor | None) 
     """Returns a layer of kernels in C in codes of 8 or 4 bits, of a weight that is not quantized
     yet."""
     size = math.gcd(weight.shape[1], _GROUP_SIZE)
-    if size % _MULTIPLE or isinstance(weight, CodedTensor):
+    if size % _MULTIPLE or isinstance(weight, QuantizedTensor):
         return linear_in_c(weight, bias)
-    return PackedLinear(quantized(weight, bits, size), bias, weight.dtype)
+    return PackedLinear(quantize(weight, bits, size), bias, weight.dtype)
 
 
 class TorchLinear:
@@ -153,13 +163,17 @@ QUANTIZED: Final[Mapping[str, Products]] = {
 
 
 class _Beside:
-    """Linear layers of the same input, whose outputs stand beside each other."""
+    """Linear layers in C of the same input, whose outputs stand beside each other."""
 
-    def __init__(self, layers: list[Linear]) -> None:
+    def __init__(self, layers: Sequence[PackedLinear]) -> None:
         self._layers = layers
+        self._widths = [layer.out_features for layer in layers]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([layer(x) for layer in self._layers], dim=1)
+        out = x.new_empty(len(x), sum(self._widths))
+        for layer, part in zip(self._layers, out.split(self._widths, dim=1), strict=True):
+            layer.write(x, part)
+        return out
 
     def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return self(x).add_(residual)
@@ -176,16 +190,16 @@ def merged(parts: Sequence[Part]) -> Part:
 
 
 def merged_layer(linear_of: LinearOf, parts: Sequence[Part]) -> Linear:
-    """Returns the layer of all parts, as `merged`. Codes of unlike kinds are multiplied one after
-    the other."""
-    coded = [weight.coded for weight, _ in parts if isinstance(weight, CodedTensor)]
+    """Returns the layer of all parts, as `merged`. Codes of unlike kinds, and plain weights beside
+    codes, are multiplied one after the other."""
+    coded = [weight.quantized for weight, _ in parts if isinstance(weight, QuantizedTensor)]
     if not coded:
         return linear_of(*merged(parts))
     whole = joined(coded) if len(coded) == len(parts) else None
     if whole is None:
-        return _Beside([linear_of(weight, bias) for weight, bias in parts])
+        return _Beside([_packed_layer(weight, bias) for weight, bias in parts])
     dtype = parts[0][0].dtype
-    return linear_of(CodedTensor(whole, dtype), _merged_biases(parts))
+    return linear_of(QuantizedTensor(whole, dtype), _merged_biases(parts))
 
 
 def _merged_biases(parts: Sequence[Part]) -> torch.Tensor | None:

@@ -5,7 +5,7 @@ It reads only safetensors and runs no code from a checkpoint.
 
 import hashlib
 import json
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,17 @@ def load_model(
         missing -= {f"{name}.weight" for name, module in model.named_modules() if module is head}
         _check_head(pooling, set(report["unexpected_keys"]))
         model = without_head(model)
-    for key, found, expected in sorted(report["mismatched_keys"]):
+    _check_complete(path, report["mismatched_keys"], missing)
+    model = model.to(device).eval().requires_grad_(False)
+    return with_meta_decoder(model, config, of_parts) if engine.encoder_only else model
+
+
+def _check_complete(
+    path: str, mismatched: Iterable[tuple[str, Any, Any]], missing: Set[str]
+) -> None:
+    """Raises `UnsupportedModelError` for weights of other shapes than the configuration has, and
+    for missing ones."""
+    for key, found, expected in sorted(mismatched):
         raise UnsupportedModelError(
             f"{path!r} has weights {key} of shape {list(found)}; its configuration expects "
             f"{list(expected)}: one of both is of another model"
@@ -137,8 +147,6 @@ def load_model(
         raise UnsupportedModelError(
             f"{path!r} lacks {len(missing)} of the model's weights, {min(missing)} among them"
         )
-    model = model.to(device).eval().requires_grad_(False)
-    return with_meta_decoder(model, config, of_parts) if engine.encoder_only else model
 
 
 def check_finite(model: PreTrainedModel) -> None:

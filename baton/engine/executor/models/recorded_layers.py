@@ -58,6 +58,7 @@ class RecordedLayers:
         self._layers = layers
         self._recorded: dict[int, _Recorded] = {}
         self._seen: set[int] = set()
+        self._can_repeat = True
 
     def __call__(
         self, hidden: torch.Tensor, positions: torch.Tensor, batch: InPlaceBatch
@@ -66,14 +67,13 @@ class RecordedLayers:
         count = len(hidden)
         if (recorded := self._recorded.get(count)) is not None:
             return recorded(hidden, positions, batch)
-        if count not in self._seen:
+        if count not in self._seen or not self._can_repeat:
             self._seen.add(count)
             return self._layers(hidden, positions, batch)
         hidden, positions = hidden.clone(), positions.clone()
         with Recording() as calls:
             out = self._layers(hidden, positions, batch)
+        self._can_repeat = calls.can_repeat
         if calls.can_repeat:
             self._recorded[count] = _Recorded(calls, hidden, positions, batch, out)
-        else:
-            self._seen.discard(count)
         return out

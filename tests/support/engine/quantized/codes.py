@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from baton.engine.executor.models import loader
-from baton.engine.executor.models.quantized.coded_tensor import CodedTensor
+from baton.engine.executor.models.quantized.quantized_tensor import QuantizedTensor
 from tests.support.engine.engines import config_of
 
 State = dict[str, torch.Tensor]
@@ -20,8 +20,8 @@ def loaded(path: str, **changes: object) -> State:
     return state
 
 
-def in_codes(state: State) -> list[CodedTensor]:
-    return [weight for weight in state.values() if isinstance(weight, CodedTensor)]
+def in_codes(state: State) -> list[QuantizedTensor]:
+    return [weight for weight in state.values() if isinstance(weight, QuantizedTensor)]
 
 
 def save_numbers(path: str, folder: Path, meant: str) -> str:

@@ -67,7 +67,7 @@ def _bits(name: str, family: str, packed: Packed) -> int:
 
 def _bits_in_memory(path: str) -> int | None:
     """Returns the bits of a code, if weights of layers stay in codes in memory."""
-    bits = {8 if w.coded.levels is None else 4 for w in in_codes(loaded(path))}
+    bits = {8 if w.quantized.codebook is None else 4 for w in in_codes(loaded(path))}
     return max(bits, default=None)
 
 

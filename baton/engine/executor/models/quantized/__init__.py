@@ -1,5 +1,5 @@
 """Quantized weights of checkpoints, read: each format's stored tensors become plain weights, or
-weights in codes (`coded_tensor.py`) where products take them.
+weights in codes (`quantized_tensor.py`) where products take them.
 
 A `Packing` (`packing.py`) describes one arrangement: the names of the tensors that store a weight,
 and its values in torch. Each family of formats has its own, by the settings of the checkpoint:

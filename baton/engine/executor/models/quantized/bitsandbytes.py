@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from baton.engine.executor.models.quantized.packing import MAIN, Packing, Parts
-from baton_kernels.cpu.coded_weight import CodedWeight, halves_of
+from baton_kernels.cpu.quantized_weight import QuantizedWeight, halves_of
 
 _FLOAT32: Final = frozenset({"F32"})
 _PLAIN: Final = ".weight"
@@ -59,9 +59,9 @@ def _unpack_8_bits(parts: Parts) -> torch.Tensor:
     return parts["values"].float().mul_(parts[MAIN][:, None]).mul_(_OF_127)
 
 
-def _codes_of_8_bits(parts: Parts) -> CodedWeight:
+def _codes_of_8_bits(parts: Parts) -> QuantizedWeight:
     _check_arrangement(parts)
-    return CodedWeight(parts["values"], parts[MAIN].mul(_OF_127)[:, None])
+    return QuantizedWeight(parts["values"], parts[MAIN].mul(_OF_127)[:, None])
 
 
 def _check_arrangement(parts: Parts) -> None:
@@ -69,7 +69,7 @@ def _check_arrangement(parts: Parts) -> None:
         raise ValueError("the rows are arranged for a GPU")
 
 
-def _codes_of_4_bits(parts: Parts) -> CodedWeight | None:
+def _codes_of_4_bits(parts: Parts) -> QuantizedWeight | None:
     """Returns a weight in codes; None if blocks cross its rows."""
     state = _state(parts)
     num_outputs, num_inputs = state["shape"]
@@ -77,8 +77,8 @@ def _codes_of_4_bits(parts: Parts) -> CodedWeight | None:
         return None
     packed = parts["values"].contiguous().view(torch.uint8).view(num_outputs, -1)
     each = torch.stack([packed >> 4, packed & 15], dim=-1).flatten(1)
-    return CodedWeight(
-        halves_of(each), _largest(parts, state).view(num_outputs, -1), levels=parts[MAIN]
+    return QuantizedWeight(
+        halves_of(each), _largest(parts, state).view(num_outputs, -1), codebook=parts[MAIN]
     )
 
 

@@ -14,7 +14,7 @@ from baton.engine.executor.models.quantized import fp4, fp8
 from baton.engine.executor.models.quantized.bits import bits_of, unpack
 from baton.engine.executor.models.quantized.grouped_integers import Integers, packing_of
 from baton.engine.executor.models.quantized.packing import MAIN, Packing, Parts
-from baton_kernels.cpu.coded_weight import CodedWeight
+from baton_kernels.cpu.quantized_weight import QuantizedWeight
 
 _MAIN_PACKED: Final = ".weight_packed"
 _PLAIN: Final = ".weight"
@@ -96,9 +96,9 @@ def _unpack_integers(parts: Parts, *, block: tuple[int, int] | None) -> torch.Te
     return _integers(parts).dequantized()
 
 
-def _codes_of_integers(parts: Parts, *, block: tuple[int, int] | None) -> CodedWeight | None:
+def _codes_of_integers(parts: Parts, *, block: tuple[int, int] | None) -> QuantizedWeight | None:
     """Returns integers of 8 bits in codes, unless they have scales for blocks of outputs."""
-    return None if block is not None else _integers(parts).coded()
+    return None if block is not None else _integers(parts).quantized()
 
 
 def _integers(parts: Parts) -> Integers:

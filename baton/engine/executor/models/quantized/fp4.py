@@ -11,11 +11,11 @@ import torch
 
 from baton.engine.executor.models.quantized.fp8 import exponents
 from baton.engine.executor.models.quantized.packing import MAIN, Packing, Parts
-from baton_kernels.cpu.coded_weight import CodedWeight, halves_of
+from baton_kernels.cpu.quantized_weight import QuantizedWeight, halves_of
 
 BYTES: Final = frozenset({"U8"})
 _NUMBERS: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_LEVELS: Final = (*_NUMBERS, *(-number for number in _NUMBERS))
+_CODEBOOK: Final = (*_NUMBERS, *(-number for number in _NUMBERS))
 _BYTES_TOGETHER: Final = 4  # whose codes are packed together
 
 
@@ -27,12 +27,12 @@ def mxfp4(_settings: Mapping[str, Any]) -> tuple[Packing, ...]:
 def numbers(packed: torch.Tensor) -> torch.Tensor:
     """Returns the numbers of bytes, the lower half of each first: float32, twice as many along the
     last dimension."""
-    halves = torch.tensor(_LEVELS, device=packed.device)
+    halves = torch.tensor(_CODEBOOK, device=packed.device)
     of_byte = torch.stack([halves.repeat(16), halves.repeat_interleave(16)], dim=-1)
     return torch.nn.functional.embedding(packed.int(), of_byte).flatten(-2)
 
 
-def codes(packed: torch.Tensor, scale: torch.Tensor) -> CodedWeight | None:
+def codes(packed: torch.Tensor, scale: torch.Tensor) -> QuantizedWeight | None:
     """Returns a matrix in codes; None if its inputs are not a multiple of those packed together.
 
     Args:
@@ -42,10 +42,10 @@ def codes(packed: torch.Tensor, scale: torch.Tensor) -> CodedWeight | None:
     if packed.dim() != 2 or packed.shape[1] % _BYTES_TOGETHER:
         return None
     each = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)
-    return CodedWeight(halves_of(each), scale, levels=torch.tensor(_LEVELS))
+    return QuantizedWeight(halves_of(each), scale, codebook=torch.tensor(_CODEBOOK))
 
 
-def codes_of_nvfp4(parts: Parts) -> CodedWeight | None:
+def codes_of_nvfp4(parts: Parts) -> QuantizedWeight | None:
     """Returns a weight by modelopt in codes."""
     return codes(parts[MAIN], parts["scale"].float() * parts["global_scale"].float())
 

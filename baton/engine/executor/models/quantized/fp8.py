@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from baton.engine.executor.models.quantized.packing import MAIN, Packing, Parts
-from baton_kernels.cpu.coded_weight import CodedWeight
+from baton_kernels.cpu.quantized_weight import QuantizedWeight
 
 FP8: Final = frozenset({"F8_E4M3", "F8_E5M2"})
 _SCALES: Final = ("_scale_inv", "_scale")
@@ -37,7 +37,7 @@ def unpack(parts: Parts, *, block: tuple[int, int] | None = None) -> torch.Tenso
     return scaled(parts[MAIN], exponents(parts["scale"]).float(), block)
 
 
-def codes(parts: Parts, *, block: tuple[int, int] | None = None) -> CodedWeight | None:
+def codes(parts: Parts, *, block: tuple[int, int] | None = None) -> QuantizedWeight | None:
     """Returns a matrix in codes; None for numbers of e5m2, or of blocks that end early in a row."""
     values, scale = parts[MAIN], exponents(parts["scale"]).float()
     if values.dim() != 2 or values.dtype != torch.float8_e4m3fn:
@@ -47,7 +47,7 @@ def codes(parts: Parts, *, block: tuple[int, int] | None = None) -> CodedWeight 
     has_nan = bool(((values.view(torch.uint8) & _NAN) == _NAN).any())
     if values.shape[1] != scale.shape[1] * num_columns or has_nan:
         return None
-    return CodedWeight(values, scale.repeat_interleave(num_rows, dim=0)[: len(values)])
+    return QuantizedWeight(values, scale.repeat_interleave(num_rows, dim=0)[: len(values)])
 
 
 def scaled(

@@ -21,7 +21,7 @@ from baton.engine.executor.models.quantized.gguf_codes import codes_of_tensor
 from baton.errors import UnsupportedModelError
 from baton.models.gguf.configuration import ROPE_FACTORS
 from baton.models.gguf.header import GgufHeader, GgufTensor, read_header
-from baton_kernels.cpu.coded_weight import CodedWeight
+from baton_kernels.cpu.quantized_weight import QuantizedWeight
 
 Undo = Callable[[torch.Tensor], torch.Tensor]
 
@@ -46,13 +46,13 @@ class GgufWeight:
     undo: Undo
     dtype: torch.dtype
 
-    def coded(self) -> CodedWeight | None:
+    def quantized(self) -> QuantizedWeight | None:
         """Returns the weight in codes; None if it has none. What the conversion did to layers is
         to order their outputs."""
-        coded = codes_of_tensor(self.parts[0]) if len(self.parts) == 1 else None
-        if coded is None:
+        whole = codes_of_tensor(self.parts[0]) if len(self.parts) == 1 else None
+        if whole is None:
             return None
-        return coded[self.undo(torch.arange(len(coded.codes)))]
+        return whole[self.undo(torch.arange(len(whole.codes)))]
 
     def __getitem__(self, _everything: EllipsisType) -> torch.Tensor:
         shape = self.parts[0].shape

@@ -12,7 +12,7 @@ import torch
 from gguf.quants import IQ4_NL, MXFP4, Q4_K
 
 from baton.models.gguf.header import GgufTensor
-from baton_kernels.cpu.coded_weight import INTEGERS, CodedWeight, halves_of
+from baton_kernels.cpu.quantized_weight import INTEGERS, QuantizedWeight, halves_of
 
 _UNSIGNED: Final = torch.arange(16.0)
 
@@ -26,12 +26,12 @@ class _Groups(NamedTuple):
     minima: torch.Tensor | None = None
 
 
-def codes_of_tensor(tensor: GgufTensor) -> CodedWeight | None:
+def codes_of_tensor(tensor: GgufTensor) -> QuantizedWeight | None:
     """Returns a matrix of a file in codes; None if its type has none, or it is no matrix."""
     found = CODED_TYPES.get(tensor.stored_as.name)
     if found is None or len(tensor.shape) != 2:
         return None
-    read, levels = found
+    read, codebook = found
     num_rows, num_inputs = tensor.shape
     kind = tensor.stored_as
     num_blocks = num_inputs // kind.block_size
@@ -41,8 +41,8 @@ def codes_of_tensor(tensor: GgufTensor) -> CodedWeight | None:
     groups = read(torch.from_numpy(stored).view(num_rows, num_blocks, kind.block_bytes))
     codes = groups.codes.flatten(1)
     minima = None if groups.minima is None else groups.minima.flatten(1)
-    packed = codes.view(torch.int8) if levels is None else halves_of(codes)
-    return CodedWeight(packed, groups.scales.flatten(1), minima, levels)
+    packed = codes.view(torch.int8) if codebook is None else halves_of(codes)
+    return QuantizedWeight(packed, groups.scales.flatten(1), minima, codebook)
 
 
 def _q4_0(blocks: torch.Tensor) -> _Groups:

@@ -13,7 +13,7 @@ import torch
 
 from baton.engine.executor.models.quantized.bits import bits_of, unpack
 from baton.engine.executor.models.quantized.packing import MAIN, Packing, Parts
-from baton_kernels.cpu.coded_weight import INTEGERS, LEVELS, CodedWeight, halves_of
+from baton_kernels.cpu.quantized_weight import CODEBOOK_SIZE, INTEGERS, QuantizedWeight, halves_of
 
 _INT32: Final = frozenset({"I32"})
 _GROUPED: Final = {"zeros": (".qzeros",), "scales": (".scales",)}
@@ -76,18 +76,20 @@ class Integers:
             wide.sub_(zeros[:, chosen])
         return wide.mul_(scales[:, chosen])
 
-    def coded(self) -> CodedWeight | None:
+    def quantized(self) -> QuantizedWeight | None:
         """Returns the weight in codes, without rounding to the dtype of the scales; None if groups
         are not in order."""
         if not self._are_in_order() or self.values.shape[1] % _MULTIPLE:
             return None
         scales = self.scales.float().expand(len(self.values), -1)
-        is_small = self.values.dtype == torch.uint8 and int(self.values.max()) < LEVELS
-        middle = 0 if self.values.dtype == torch.int8 else LEVELS // 2 if is_small else _MIDDLE
+        is_small = self.values.dtype == torch.uint8 and int(self.values.max()) < CODEBOOK_SIZE
+        middle = 0
+        if self.values.dtype == torch.uint8:
+            middle = CODEBOOK_SIZE // 2 if is_small else _MIDDLE
         zeros = torch.zeros(()) if self.zeros is None else self.zeros.float()
         minima = ((middle - zeros) * scales).contiguous()
         codes = halves_of(self.values) if is_small else (self.values - middle).view(torch.int8)
-        return CodedWeight(
+        return QuantizedWeight(
             codes,
             scales.contiguous(),
             minima if minima.any() else None,
@@ -117,7 +119,7 @@ def packing_of(
         lambda tensors: read(tensors).dequantized(),
         parts,
         optional,
-        codes=lambda tensors: read(tensors).coded(),
+        codes=lambda tensors: read(tensors).quantized(),
     )
 
 

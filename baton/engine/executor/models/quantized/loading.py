@@ -16,12 +16,12 @@ from baton.engine.executor.models.hf import (
     loading_in_turn,
 )
 from baton.engine.executor.models.quantized.checkpoint import checkpoint_weights
-from baton.engine.executor.models.quantized.coded_tensor import CodedTensor
+from baton.engine.executor.models.quantized.quantized_tensor import QuantizedTensor
 from baton.models.generation_config import GENERATION_CONFIG
 from baton.models.quantization import read_quantization, without_quantization
 from baton.models.weights import is_gguf, weight_files
-from baton_kernels.cpu.coded_weight import CodedWeight
-from baton_kernels.cpu.linear import takes
+from baton_kernels.cpu.panels import takes
+from baton_kernels.cpu.quantized_weight import QuantizedWeight
 
 
 def load_pretrained(
@@ -38,7 +38,7 @@ def load_pretrained(
     Args:
         auto_class: one of transformers' auto classes, which take weights from folders alone.
         keeps_codes: whether weights of layers stay in codes where the checkpoint has them so
-            (`CodedTensor`), by the model on the meta device.
+            (`QuantizedTensor`), by the model on the meta device.
         options: those of `from_pretrained`, `dtype` among them.
     """
     folder = Path(path)
@@ -55,24 +55,24 @@ def load_pretrained(
     dtype, are_kept = options["dtype"], keeps_codes(model)
     with _plain_weights(folder, model, dtype) as weights:
         if are_kept:
-            kept = {name: _Coded(weights[name], dtype) for name in _layers(model) & weights.keys()}
-            weights = {**weights, **kept}
+            names = _layers(model) & weights.keys()
+            weights = {**weights, **{n: _KeptQuantized(weights[n], dtype) for n in names}}
         return type(model).from_pretrained(None, config=plain, state_dict=weights, **options)
 
 
 @dataclass(frozen=True, slots=True)
-class _Coded:
+class _KeptQuantized:
     """Weight that stays in codes if it has any that products take."""
 
     weight: Any
     dtype: torch.dtype
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        coded: CodedWeight | None = self.weight.coded()
-        if coded is None or not takes(coded):
+        kept: QuantizedWeight | None = self.weight.quantized()
+        if kept is None or not takes(kept):
             plain: torch.Tensor = self.weight[index]
             return plain
-        return CodedTensor(coded, self.dtype)
+        return QuantizedTensor(kept, self.dtype)
 
 
 def _layers(model: PreTrainedModel) -> set[str]:

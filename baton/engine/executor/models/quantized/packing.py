@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 from baton.errors import UnsupportedModelError
-from baton_kernels.cpu.coded_weight import CodedWeight
+from baton_kernels.cpu.quantized_weight import QuantizedWeight
 
 Parts = Mapping[str, torch.Tensor]
 """The stored tensors of one weight, by their roles in a packing."""
@@ -39,7 +39,7 @@ class StoredTensor:
         tensor: torch.Tensor = self.values[index]
         return tensor
 
-    def coded(self) -> CodedWeight | None:
+    def quantized(self) -> QuantizedWeight | None:
         """Returns None: it has no codes."""
         return None
 
@@ -72,7 +72,7 @@ class Packing:
     parts: Mapping[str, tuple[str, ...]]
     optional: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     within: str = ""
-    codes: Callable[[Parts], CodedWeight | None] = lambda _parts: None
+    codes: Callable[[Parts], QuantizedWeight | None] = lambda _parts: None
 
     def matches(self, tensor: StoredTensor) -> bool:
         """Returns whether a tensor can be the main one of a weight in this packing."""
@@ -117,7 +117,7 @@ class PackedWeight:
         whole: torch.Tensor = self._read(self.packing.unpack)[index]
         return whole
 
-    def coded(self) -> CodedWeight | None:
+    def quantized(self) -> QuantizedWeight | None:
         """Returns the weight in codes; None if it has none. Raises `UnsupportedModelError`."""
         return self._read(self.packing.codes)
 

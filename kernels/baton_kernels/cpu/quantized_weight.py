@@ -6,40 +6,48 @@ from typing import Any, Final
 
 import torch
 
-LEVELS: Final = 16
+CODEBOOK_SIZE: Final = 16
 """Numbers that a code of 4 bits stands for."""
 
 INTEGERS: Final = torch.arange(-8.0, 8.0)
-"""Levels of signed integers of 4 bits."""
+"""Codebook of signed integers of 4 bits."""
 
-_CHUNK: Final = (
-    2**20
-)  # numbers of a weight that are quantized at a time, so that they stay in cache
+_CHUNK: Final = 2**20  # numbers that are quantized at a time, so that they stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
-class CodedWeight:
+class QuantizedWeight:
     """Weight of a linear layer, `[out_features, in_features]`. Each number is code * scale +
-    minimum, or the level of its code in place of the code.
+    minimum, with the number that the codebook has for its code, if there is one.
 
     Attributes:
-        codes: `[out_features, in_features]`, int8 or float8_e4m3fn; or, if there are levels,
+        codes: `[out_features, in_features]`, int8 or float8_e4m3fn; or, with a codebook,
             `[out_features, in_features / 2]`, uint8, as `halves_of` makes them.
         scales: float32 `[out_features, num_groups]`, of groups of consecutive inputs, which have
             equal sizes.
         minima: as `scales`; None: they are 0.
-        levels: float32 `[16]`; None: a code is a number itself.
+        codebook: float32 `[16]`; None: a code is a number itself.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor
     minima: torch.Tensor | None = None
-    levels: torch.Tensor | None = None
+    codebook: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        num_outputs, num_inputs = self.shape
+        fits = self.scales.dim() == 2 and len(self.scales) == num_outputs
+        if not fits or not self.scales.shape[1] or num_inputs % self.scales.shape[1]:
+            raise ValueError(f"scales {list(self.scales.shape)} of {num_outputs} x {num_inputs}")
+        if self.minima is not None and self.minima.shape != self.scales.shape:
+            raise ValueError(f"minima {list(self.minima.shape)}, scales {list(self.scales.shape)}")
+        if self.codebook is not None and self.codebook.shape != (CODEBOOK_SIZE,):
+            raise ValueError(f"{list(self.codebook.shape)} numbers of a codebook for 4 bits")
 
     @property
     def shape(self) -> torch.Size:
         """Numbers of outputs and inputs."""
-        per_code = 1 if self.levels is None else 2
+        per_code = 1 if self.codebook is None else 2
         return torch.Size((len(self.codes), per_code * self.codes.shape[1]))
 
     @property
@@ -49,21 +57,21 @@ class CodedWeight:
 
     @property
     def num_bytes(self) -> int:
-        """Its size, without the levels."""
+        """Its size, without the codebook."""
         of_minima = 0 if self.minima is None else self.minima.nbytes
         return self.codes.nbytes + self.scales.nbytes + of_minima
 
-    def __getitem__(self, rows: Any) -> "CodedWeight":
+    def __getitem__(self, rows: Any) -> "QuantizedWeight":
         """Returns the weight of some outputs."""
         minima = None if self.minima is None else self.minima[rows]
         return replace(self, codes=self.codes[rows], scales=self.scales[rows], minima=minima)
 
     def numbers(self) -> torch.Tensor:
         """Returns the plain weight, float32 `[out_features, in_features]`."""
-        if self.levels is None:
+        if self.codebook is None:
             wide = self.codes.float()
         else:
-            wide = self.levels[codes_of(self.codes).int()]
+            wide = self.codebook[codes_of(self.codes).int()]
         groups = wide.unflatten(1, (-1, self.group_size))
         groups.mul_(self.scales[..., None])
         if self.minima is not None:
@@ -71,7 +79,7 @@ class CodedWeight:
         return wide
 
 
-def joined(weights: Sequence[CodedWeight]) -> CodedWeight | None:
+def joined(weights: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     """Returns the weight with the outputs of all, one after the other; None if their codes or
     groups differ."""
     first = weights[0]
@@ -86,12 +94,12 @@ def joined(weights: Sequence[CodedWeight]) -> CodedWeight | None:
     )
 
 
-def _are_alike(weight: CodedWeight, other: CodedWeight) -> bool:
-    if weight.levels is None or other.levels is None:
-        has_same_levels = weight.levels is other.levels
+def _are_alike(weight: QuantizedWeight, other: QuantizedWeight) -> bool:
+    if weight.codebook is None or other.codebook is None:
+        has_same_codebook = weight.codebook is other.codebook
     else:
-        has_same_levels = torch.equal(weight.levels, other.levels)
-    has_same_codes = weight.codes.dtype == other.codes.dtype and has_same_levels
+        has_same_codebook = torch.equal(weight.codebook, other.codebook)
+    has_same_codes = weight.codes.dtype == other.codes.dtype and has_same_codebook
     has_same_minima = (weight.minima is None) == (other.minima is None)
     return has_same_codes and has_same_minima and weight.group_size == other.group_size
 
@@ -111,7 +119,7 @@ def codes_of(halves: torch.Tensor) -> torch.Tensor:
     return codes
 
 
-def quantized(weight: torch.Tensor, bits: int, group_size: int) -> CodedWeight:
+def quantize(weight: torch.Tensor, bits: int, group_size: int) -> QuantizedWeight:
     """Returns a weight in integers of 8 or 4 bits, of which the number of largest magnitude in a
     group is one: -127 or 127, or -8.
 
@@ -123,7 +131,7 @@ def quantized(weight: torch.Tensor, bits: int, group_size: int) -> CodedWeight:
     size = max(1, _CHUNK // weight.shape[1])
     parts = [quantize(rows.float().unflatten(1, (-1, group_size))) for rows in weight.split(size)]
     codes, scales = (torch.cat(each) for each in zip(*parts, strict=True))
-    return CodedWeight(codes, scales, levels=None if bits == 8 else INTEGERS)
+    return QuantizedWeight(codes, scales, codebook=None if bits == 8 else INTEGERS)
 
 
 def _integers_of_8(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,7 +143,7 @@ def _integers_of_8(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _integers_of_4(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     lowest, highest = groups.aminmax(dim=-1)
     scales = torch.where(highest > -lowest, highest, lowest).div_(-8)
-    codes = _rounded(groups, scales).add_(8).clamp_(0, LEVELS - 1)
+    codes = _rounded(groups, scales).add_(8).clamp_(0, CODEBOOK_SIZE - 1)
     return halves_of(codes.to(torch.uint8).flatten(1)), scales
 
 

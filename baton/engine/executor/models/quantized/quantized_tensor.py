@@ -4,28 +4,29 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
-from baton_kernels.cpu.coded_weight import CodedWeight
+from baton_kernels.cpu.quantized_weight import QuantizedWeight
 
 _aten = torch.ops.aten
 
 
-class CodedTensor(torch.Tensor):
+class QuantizedTensor(torch.Tensor):
     """Weight in codes, with the shape and a dtype of a plain one. An operation computes plain
     numbers for itself alone, of the rows that it takes; products in C take the codes.
 
     Attributes:
-        coded: the codes.
+        quantized: the codes.
     """
 
-    coded: CodedWeight
+    quantized: QuantizedWeight
 
     @staticmethod
-    def __new__(cls, coded: CodedWeight, dtype: torch.dtype) -> "CodedTensor":
-        made: CodedTensor = torch.Tensor._make_wrapper_subclass(
-            cls, coded.shape, dtype=dtype, device=coded.codes.device
+    def __new__(cls, weight: QuantizedWeight, dtype: torch.dtype) -> "QuantizedTensor":
+        made: QuantizedTensor = torch.Tensor._make_wrapper_subclass(
+            cls, weight.shape, dtype=dtype, device=weight.codes.device
         )
-        made.coded = coded
+        made.quantized = weight
         return made
 
     @classmethod
@@ -39,32 +40,32 @@ class CodedTensor(torch.Tensor):
         kwargs = kwargs or {}
         if (special := _OPERATIONS.get(operation)) is not None:
             return special(*args, **kwargs)
-        args, kwargs = torch.utils._pytree.tree_map_only(CodedTensor, numbers_of, (args, kwargs))
+        args, kwargs = tree_map_only(QuantizedTensor, numbers_of, (args, kwargs))
         return operation(*args, **kwargs)
 
 
-def numbers_of(weight: CodedTensor) -> torch.Tensor:
+def numbers_of(weight: QuantizedTensor) -> torch.Tensor:
     """Returns the plain weight."""
-    return weight.coded.numbers().to(weight.dtype)
+    return weight.quantized.numbers().to(weight.dtype)
 
 
 def rows_of(weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Returns a weight with these rows, in codes if it is."""
-    if isinstance(weight, CodedTensor):
-        return CodedTensor(weight.coded[rows], weight.dtype)
+    if isinstance(weight, QuantizedTensor):
+        return QuantizedTensor(weight.quantized[rows], weight.dtype)
     return weight[rows]
 
 
-def _same(weight: CodedTensor) -> CodedTensor:
-    return CodedTensor(weight.coded, weight.dtype)
+def _same(weight: QuantizedTensor) -> QuantizedTensor:
+    return QuantizedTensor(weight.quantized, weight.dtype)
 
 
-def _embedding(weight: CodedTensor, indices: torch.Tensor, *_others: Any) -> torch.Tensor:
-    rows = weight.coded[indices.flatten()].numbers().to(weight.dtype)
+def _embedding(weight: QuantizedTensor, indices: torch.Tensor, *_others: Any) -> torch.Tensor:
+    rows = weight.quantized[indices.flatten()].numbers().to(weight.dtype)
     return rows.view(*indices.shape, -1)
 
 
-def _to_copy(weight: CodedTensor, **wanted: Any) -> torch.Tensor:
+def _to_copy(weight: QuantizedTensor, **wanted: Any) -> torch.Tensor:
     device = wanted.get("device")
     if device is not None and torch.device(device).type == "meta":
         return torch.empty(weight.shape, dtype=wanted.get("dtype") or weight.dtype, device="meta")
