@@ -46,6 +46,7 @@ class EnvoyCall:
         self._response_mode: Any = _DUPLEX
         self._subset: Subset | None = None
         self._request_id = ""
+        self._path = ""
         self._has_prompt = False
         self._has_begun = False
         self._is_request_over = False
@@ -95,6 +96,7 @@ class EnvoyCall:
         self._subset = envoy_messages.subset_of(request)
         headers = envoy_messages.headers_of(request.request_headers.headers)
         self._request_id = headers.get("x-request-id", "")[:128] or secrets.token_hex(8)
+        self._path = headers.get(":path", "")
         self._is_request_over = request.request_headers.end_of_stream
         self._has_prompt = _is_json(headers) and not self._is_request_over
         if self._has_prompt and self._request_mode in (_DUPLEX, *_BUFFERED):
@@ -148,7 +150,9 @@ class EnvoyCall:
         return [headers, *body]
 
     async def _prompt(self) -> PickedPrompt:
-        return await self._reader.read(bytes(self._body)) if self._body else NO_PROMPT
+        if not self._body:
+            return NO_PROMPT
+        return await self._reader.read(bytes(self._body), self._path)
 
     def _choose(self, prompt: PickedPrompt) -> Pick:
         self._pick = self._picker.pick(self._request_id, prompt, self._subset)

@@ -1,7 +1,7 @@
 """Prompt of a request for a model server: its tokens, as far as placement needs them.
 
-Reads the bodies of OpenAI's API: completions, chat completions, responses and embeddings. Ignores
-all other fields: the model server is to judge them.
+A conversation has the tokens that a router gives it. Of a body that a router would refuse only the
+text is compared: the model server is to judge it.
 """
 
 import asyncio
@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.errors import InvalidArgumentError
+from baton_picker.conversations import conversation_in
+from baton_router.call.generate_call import Conversation
+from baton_router.text.chat import ChatTokenizer
+from baton_router.text.conversation.normalising import normalised
 from baton_router.text.model_card import ModelCard
+from baton_router.text.rendering import rendered
 from baton_router.text.request_bounds import PromptLimits
-from baton_router.text.token_cache import CachingTokenizer
 
 # Bodies above this are read in a thread, as they would hold the event loop for milliseconds.
 _INLINE_BYTES = 16 * 2**10
@@ -54,13 +58,12 @@ class PromptReader:
     def __init__(self, card: ModelCard, limits: PromptLimits) -> None:
         self._card = card
         self._max_bytes = limits.max_prompt_bytes
-        self._pieces = CachingTokenizer(
-            card.tokenizer, card.template_tokens, limits.text_cache_bytes
-        )
+        self._chat = ChatTokenizer(card, cache_bytes=limits.text_cache_bytes)
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompt")
 
-    async def read(self, body: bytes) -> PickedPrompt:
-        """Returns the prompt. Raises `InvalidArgumentError` for a body that is no JSON object.
+    async def read(self, body: bytes, path: str = "") -> PickedPrompt:
+        """Returns the prompt of a body sent to `path`, which names the API; empty: OpenAI's. Raises
+        `InvalidArgumentError` for a body that is no JSON object.
 
         Of a body above `max_bytes` only the beginning is compared, as bytes, which finds equal
         prefixes of conversations with images: parsing it would hold the interpreter."""
@@ -69,58 +72,61 @@ class PromptReader:
             checksums = (zlib.crc32(body[start : start + _BYTES_PER_TOKEN]) for start in starts)
             return PickedPrompt(token_ids=tuple(checksums)[:_MAX_TOKENS])
         if len(body) <= _INLINE_BYTES:
-            return self._read(body)
+            return self._read(body, path)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._read, body)
+        return await loop.run_in_executor(self._threads, self._read, body, path)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _read(self, body: bytes) -> PickedPrompt:
+    def _read(self, body: bytes, path: str) -> PickedPrompt:
         fields = _object(body)
         model, salt = (
             value if isinstance(value, str) else ""
             for value in (fields.get("model"), fields.get("cache_salt"))
         )
-        return PickedPrompt(model, salt, tuple(self._token_ids(fields, salt)[:_MAX_TOKENS]))
+        return PickedPrompt(model, salt, tuple(self._token_ids(fields, path, salt)[:_MAX_TOKENS]))
 
-    def _token_ids(self, fields: dict[str, Any], salt: str) -> list[int]:
-        messages = fields.get("messages")
-        if isinstance(messages, list):
-            return self._chat(messages, fields.get("tools"), salt)
-        prompt = fields.get("prompt", fields.get("input"))
+    def _token_ids(self, fields: dict[str, Any], path: str, salt: str) -> list[int]:
+        """Returns the tokens of the prompt; those of its JSON where it is none that a router takes.
+        Both have equal beginnings where prompts have."""
+        try:
+            if conversation := conversation_in(fields, path):
+                return self._tokens_of_chat(conversation, salt)
+        except (InvalidArgumentError, RecursionError):
+            pass
+        if isinstance(messages := fields.get("messages"), list):
+            tools = fields.get("tools")
+            prompt: Any = [*(tools if isinstance(tools, list) else ()), *messages]
+        else:
+            prompt = fields.get("prompt", fields.get("input"))
         if isinstance(prompt, list) and all(map(_is_token_id, prompt)):
             return prompt
-        return self._card.encode(self._bounded(_text(prompt))) if prompt else []
+        return self._card.encode(_text(prompt)) if prompt else []
 
-    def _chat(self, messages: list[Any], tools: Any, salt: str) -> list[int]:
-        """Returns the conversation's tokens; of its JSON where the template refuses what the model
-        server may take. Both have equal beginnings where conversations have."""
-        given = tools if isinstance(tools, list) else []
-        if all(isinstance(message, dict) for message in messages):
-            try:
-                rendered = self._card.render(messages, given)
-                salt_bytes = salt.encode(errors="surrogatepass")
-                return self._pieces.encode(self._bounded(rendered), salt=salt_bytes)
-            except InvalidArgumentError:
-                pass
-        return self._card.encode(self._bounded(_text([*given, *messages])))
-
-    def _bounded(self, text: str) -> str:
-        """Returns the beginning of a text, without halves of surrogate pairs, which have no
-        tokens."""
-        return text.encode(errors="replace")[: self._max_bytes].decode(errors="ignore")
+    def _tokens_of_chat(self, conversation: Conversation, salt: str) -> list[int]:
+        """Returns the tokens of a conversation. Raises `InvalidArgumentError`."""
+        template = self._card.template(tools=bool(conversation.tools))
+        chat = rendered(normalised(conversation, template), self._chat, template)
+        return self._chat.encode(chat, salt.encode())
 
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(body)
+        fields = json.loads(_without_halves(body))
     except (ValueError, RecursionError) as error:
         problem = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InvalidArgumentError("body", f"is not JSON: {problem}; send a JSON object") from None
     if not isinstance(fields, dict):
         raise InvalidArgumentError("body", "is JSON of another kind; expected a JSON object")
     return fields
+
+
+def _without_halves(body: bytes) -> bytes:
+    """Returns JSON without halves of surrogate pairs, which have no tokens."""
+    if rb"\ud" not in body.lower():
+        return body
+    return json.dumps(json.loads(body), ensure_ascii=False).encode(errors="replace")
 
 
 def _is_token_id(value: Any) -> bool:

@@ -32,11 +32,6 @@ from baton_router.call.request import ANONYMOUS, Request
 from baton_router.text.chat import ChatTokenizer, RenderedChat
 from baton_router.text.conversation.in_thread import in_thread_if_long
 from baton_router.text.conversation.normalising import normalised
-from baton_router.text.conversation.template_messages import (
-    template_tools,
-    template_turns,
-    with_frames,
-)
 from baton_router.text.images.expansion import ReadImage, encoder_inputs
 from baton_router.text.least_tokens import least_tokens
 from baton_router.text.model_card import THREAD_FROM_CHARS, ModelCard
@@ -47,6 +42,7 @@ from baton_router.text.parsing import (
     request_parsing,
 )
 from baton_router.text.prompt_images import PromptImages, check_image_fields
+from baton_router.text.rendering import rendered
 from baton_router.text.request_bounds import RequestLimits, check_text, request_id_of
 
 # Fewer tokens are detokenized faster than a thread is dispatched.
@@ -234,32 +230,21 @@ class Intake:
         if chat.tools:
             check_template_takes_tools(self._card)
         read = await self._read(chat.images, tenant)
-        render = partial(self._rendered, chat, [len(frames) for frames in read])
+        num_frames = [len(frames) for frames in read]
+        render = partial(rendered, chat, self._chat, template, num_frames)
         # Descriptions of tools may be long.
         is_long = bool(chat.tools) or len(text) >= _THREAD_FROM_RENDERED
         in_thread = asyncio.to_thread if is_long else partial(in_thread_if_long, len(chat.turns))
-        rendered = await in_thread(render)
+        made = await in_thread(render)
         encode = partial(self._chat.encode, salt=None if tenant is None else tenant.salt)
         encode = partial(self._encode_fitting, _MESSAGES, longest, encode)
-        prompt, text = await self._tokenized(rendered, read, _MESSAGES, encode)
+        prompt, text = await self._tokenized(made, read, _MESSAGES, encode)
         return replace(prompt, continues_answer=chat.continues_answer), text
 
     async def _read(
         self, images: Sequence[GivenImage], tenant: Tenant | None
     ) -> Sequence[Sequence[ReadImage]]:
         return await self.images.read(images, tenant) if images else ()
-
-    def _rendered(self, chat: Conversation, num_frames: Sequence[int]) -> RenderedChat:
-        turns = template_turns(chat, self._card.template(tools=bool(chat.tools)))
-        if num_frames:
-            turns = with_frames(turns, num_frames)
-        return self._chat.render(
-            turns,
-            template_tools(chat),
-            chat.variables,
-            continues_answer=chat.continues_answer,
-            begins_answer=chat.begins_answer,
-        )
 
     def _check_messages(self, num: int) -> None:
         if not 1 <= num <= self._max_messages:

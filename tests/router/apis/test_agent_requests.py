@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from baton.models import locate
+from baton_picker.prompt import PromptReader
 from baton_router.text.model_card import ModelCard, read_model_card
+from baton_router.text.request_bounds import PromptLimits
 from tests.router.apis.test_streams import events_of
 from tests.support.agents.recording import RECORDINGS
 from tests.support.model_outputs import WRITTEN, special_tokenizer
@@ -73,7 +75,11 @@ async def test_agent_gets_a_call_of_its_shell(card, request, recording):
     async with front_of(*workers, model=card) as front:
         answer = await front.post(asked["path"], json=asked["body"])
     assert answer.status_code == 200, answer.text
-    prompt = card.tokenizer.decode(list(workers[0].requests[0].token_ids))
+    token_ids = list(workers[0].requests[0].token_ids)
+    body = json.dumps(asked["body"]).encode()
+    picked = await PromptReader(card, PromptLimits()).read(body, asked["path"] + "?beta=true")
+    assert list(picked.token_ids) == token_ids
+    prompt = card.tokenizer.decode(token_ids)
     for part in ("Copy the text of notes.txt to copy.txt.", "cat notes.txt", shell):
         assert part in prompt
     assert calls_in(asked["path"], events_of(answer.content)) == [(shell, arguments)]

@@ -163,6 +163,17 @@ def parse(
     content = _read_json(body)
     if not isinstance(content, dict):
         raise InvalidArgumentError("body", "must be a JSON object")
+    request = request_of(content, schema, unknown)
+    if _count_keys(content) < num_keys:
+        raise _double_key(body)
+    return request
+
+
+def request_of(
+    content: Mapping[str, Any], schema: type[_Schema], unknown: list[Unknown]
+) -> _Schema:
+    """Returns the fields of a body validated, and adds those that are unknown to `unknown`. Raises
+    `InvalidArgumentError`, which names the field."""
     given = {name: value for name, value in content.items() if value is not None}
     kept = in_own_terms(given, _names_of(schema))
     types = getattr(schema, "tool_types", None)
@@ -172,8 +183,6 @@ def parse(
     if left_out is not None:
         kept = left_out.applied(kept, unknown)
     request: _Schema = convert(kept, schema)
-    if _count_keys(content) < num_keys:
-        raise _double_key(body)
     unknown += find_unknown(kept, schema)
     return request
 
