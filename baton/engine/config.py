@@ -32,6 +32,13 @@ class EngineConfig:
         "third; one sequence decodes up to as many times faster, at a loss of precision, more of "
         "it in int4. Equal on all workers. none: as the checkpoint has them, quantized or not.",
     )
+    packed_weights_bytes: int = setting(
+        32 * 2**30,
+        "Maximum bytes of packed weights in the cache folder (XDG_CACHE_HOME), of all models. On a "
+        "CPU a model of plain layers is packed there once, and all workers of the host map its "
+        "file. 0: each worker packs weights for itself, in its own memory.",
+        ge=0,
+    )
     kv_cache_dtype: Literal["auto", "fp8_e4m3"] = setting(
         "auto",
         "dtype of the KV cache; equal on all workers. auto: that of the weights. fp8_e4m3: one "

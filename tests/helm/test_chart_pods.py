@@ -194,3 +194,20 @@ def test_each_image_has_own_repository_and_digest():
     }
     both = {"repository": "mirror.example/worker", "digest": digest}
     assert images(image={"worker": both})["decode"] == f"mirror.example/worker@{digest}"
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "expected"),
+    [
+        ({}, {}, "0"),
+        ({"source": "hub", "name": "a/b"}, {}, "0"),
+        ({"source": "hub", "name": "a/b", "cacheClaim": "models"}, {}, None),
+        ({}, {"packed_weights_bytes": 2**30}, "1073741824"),
+    ],
+)
+def test_pods_pack_weights_into_claims_alone(model, settings, expected):
+    """A folder of the pod's own would take the size of the model, for no other worker."""
+    workers = workloads(render({"model": model, "decode": {"settings": settings}}))
+    env = env_of(workers["decode"])
+    assert env["XDG_CACHE_HOME"]["value"] == "/cache"
+    assert env.get("BATON_PACKED_WEIGHTS_BYTES", {}).get("value") == expected

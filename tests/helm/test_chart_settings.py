@@ -31,11 +31,12 @@ from tests.support.rendered_chart import (
 )
 
 # Defaults of processes that the chart replaces: addresses, ports and names of pods; a plain network
-# (policies close it), logs for collectors, drains as long as leases, and sizes of a CPU pod.
+# (policies close it), logs for collectors, drains as long as leases, and sizes of a CPU pod and of
+# what it keeps.
 REPLACED = {
     *("host", "advertise_host", "port", "admin_port", "kv_port", "metrics_port", "worker_id"),
     *("insecure", "redis_url", "log_format", "drain_timeout_s"),
-    *("device", "kv_cache_bytes", "num_threads"),
+    *("device", "kv_cache_bytes", "num_threads", "packed_weights_bytes"),
 }
 # Every worker has those of all roles.
 SETTINGS = {"router": RouterSettings, **dict.fromkeys(WORKERS, DecodeSettings)}

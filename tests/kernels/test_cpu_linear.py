@@ -181,7 +181,7 @@ def test_codes_take_as_many_bytes_as_they_have_bits() -> None:
     weight = random(96, 256, dtype=torch.bfloat16)
     for bits in (8, 4):
         layer = PackedLinear(quantize(weight, bits, 32), None, torch.bfloat16)
-        assert layer.num_bytes == 96 * 256 * (bits + 1) / 8
+        assert layer.panels.num_bytes == 96 * 256 * (bits + 1) / 8
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def assemble(
         hf_model = hf_model.to("meta")  # without its embeddings, too
     on_progress("probing layers", 0.7)
     layers = probe(hf_model, hook)
-    backend = choose_backend(config, hf_model, layers, max_len, device)
+    backend = choose_backend(config, hf_model, layers, max_len, device, weights)
     model = backend.decoder(hf_model, hook)
     plan = _cache_plan(config, layers, dtype, device, folder)
     if vision is not None:

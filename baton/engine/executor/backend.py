@@ -3,6 +3,7 @@
 import functools
 import logging
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -19,6 +20,13 @@ from baton.engine.executor.models.fused_model import FusedModel
 from baton.engine.executor.models.hf import PreTrainedModel
 from baton.engine.executor.models.linear import IN_C, QUANTIZED, TORCH, Products
 from baton.engine.executor.models.llama_shaped import DENSE, is_dense, why_unknown
+from baton.engine.executor.models.packed.packed_folder import (
+    LEAST_BYTES,
+    OWN_LAYERS,
+    PackedLayers,
+    SharedLayers,
+    packed_folder,
+)
 from baton.engine.executor.models.rowwise import Rowwise, TorchRowwise
 from baton.engine.executor.models.transformers_model import (
     AttentionHook,
@@ -83,7 +91,7 @@ class TorchBackend:
 
     `uses_c_kernels`: kernels in C, where they are available, read blocks in place for attention
     and compute products and row-wise operations. `products`: those that they compute. `library`:
-    those of attention.
+    those of attention. `packed`: the layers of a model that they are for.
     """
 
     def __init__(
@@ -93,8 +101,10 @@ class TorchBackend:
         uses_c_kernels: bool,
         products: Products = IN_C,
         library: CLibrary = KERNELS,
+        packed: PackedLayers = OWN_LAYERS,
     ) -> None:
         self._layers = layers
+        self._packed = packed
         self._library = library
         self._uses_c_kernels = uses_c_kernels
         self._products = products
@@ -102,7 +112,8 @@ class TorchBackend:
     def decoder(self, model: PreTrainedModel, hook: AttentionHook) -> DecoderModel:
         if is_dense(model):
             rowwise, products = self._operations(model)
-            return FusedModel(model, self._layers, hook.max_len, rowwise, products)
+            build = partial(FusedModel, model, self._layers, hook.max_len, rowwise)
+            return build(self._packed.over(products, build))
         return TransformersModel(model, hook)
 
     def _operations(self, model: PreTrainedModel) -> tuple[Rowwise, Products]:
@@ -161,8 +172,10 @@ def choose_backend(
     layers: list[ProbedLayer],
     max_len: int,
     device: torch.device,
+    weights: bytes = b"",
 ) -> Backend:
-    """Chooses the backend for `model` on `device`. Raises `InvalidArgumentError`, with the setting
+    """Chooses the backend for `model` on `device`, whose weights have a fingerprint: `weights`,
+    empty if it is not known. Raises `InvalidArgumentError`, with the setting
     to change, if the config requires kernels that cannot run."""
     wanted = triton_setting(config)
     if config.quantization != "none" and (why_not := _why_not_quantized(config, model, device)):
@@ -187,7 +200,19 @@ def choose_backend(
         [layer.attention for layer in layers],
         uses_c_kernels=uses_c_kernels,
         products=QUANTIZED.get(config.quantization, IN_C),
+        packed=_packed_layers(config, model, weights),
     )
+
+
+def _packed_layers(config: EngineConfig, model: PreTrainedModel, weights: bytes) -> PackedLayers:
+    num_bytes = sum(each.nbytes for each in model.parameters() if each.device.type == "cpu")
+    if not (weights and config.packed_weights_bytes) or num_bytes < LEAST_BYTES:
+        return OWN_LAYERS
+    try:
+        folder = packed_folder()
+    except RuntimeError:  # there is no home
+        return OWN_LAYERS
+    return SharedLayers(folder, weights, num_bytes, config.packed_weights_bytes)
 
 
 @functools.cache

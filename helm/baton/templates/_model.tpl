@@ -31,6 +31,8 @@ configuration, and for workers. All take the root. */}}
 {{- $model := .Values.model }}
 - name: HOME
   value: /tmp
+- name: XDG_CACHE_HOME
+  value: /cache
 - name: HF_HOME
   value: /cache/huggingface
 - name: TRITON_CACHE_DIR
@@ -42,6 +44,14 @@ configuration, and for workers. All take the root. */}}
 - name: HF_TOKEN
   valueFrom: { secretKeyRef: { name: {{ $model.hubSecret }}, key: token } }
 {{- end }}
+{{- end -}}
+
+{{- /* Settings of workers that follow from their cache folder: in one of the pod's own, a file of
+packed weights would be for no other worker. */}}
+{{- define "baton.cacheSettings" -}}
+{{- if not (and (eq .Values.model.source "hub") (include "baton.cacheClaim" .)) -}}
+packed_weights_bytes: 0
+{{- end -}}
 {{- end -}}
 
 {{- define "baton.modelMounts" -}}

@@ -73,15 +73,16 @@ def load(library: Library) -> ctypes.CDLL:
         raise NoLibraryError(f"{path} cannot be loaded: {error}") from error
 
 
+def file_name(library: Library) -> str:
+    """Returns the name of the library's file, which a change of anything it is made from changes.
+    Raises `NoLibraryError`."""
+    return f"{library.name}-{_key(_compiler(), library.flags, _sources(library))}.so"
+
+
 def build(library: Library, folder: Path) -> Path:
     """Builds a library in `folder` unless it is there. Raises `NoLibraryError`."""
-    compiler = next(filter(None, map(shutil.which, _compilers())), None)
-    if compiler is None:
-        tried = ", ".join(_compilers())
-        raise NoLibraryError(f"there is no C compiler ({tried}): install gcc, or set CC")
-    names = library.sources + library.headers
-    sources = {name: (files(__package__) / name).read_bytes() for name in names}
-    path = folder / f"{library.name}-{_key(compiler, library.flags, sources)}.so"
+    compiler, sources = _compiler(), _sources(library)
+    path = folder / file_name(library)
     if path.exists():
         return path
     try:
@@ -115,6 +116,19 @@ def _run(compiler: str, arguments: list[str], folder: Path) -> None:
         raise NoLibraryError(f"{compiler} took more than {_SECONDS:g} s") from error
     if done.returncode:
         raise NoLibraryError(f"{compiler} failed: {done.stderr.strip()[:400]}")
+
+
+def _compiler() -> str:
+    compiler = next(filter(None, map(shutil.which, _compilers())), None)
+    if compiler is None:
+        tried = ", ".join(_compilers())
+        raise NoLibraryError(f"there is no C compiler ({tried}): install gcc, or set CC")
+    return compiler
+
+
+def _sources(library: Library) -> dict[str, bytes]:
+    names = library.sources + library.headers
+    return {name: (files(__package__) / name).read_bytes() for name in names}
 
 
 def _compilers() -> tuple[str, ...]:

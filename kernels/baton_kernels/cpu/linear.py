@@ -7,7 +7,7 @@ import torch
 
 from baton_kernels.cpu.arguments import pointer_fields, size_fields
 from baton_kernels.cpu.library import KERNELS, load
-from baton_kernels.cpu.panels import panels_of
+from baton_kernels.cpu.panels import AnyPanels, panels_of
 from baton_kernels.cpu.quantized_weight import QuantizedWeight
 from baton_kernels.cpu.recording import launch
 
@@ -46,54 +46,63 @@ class PackedLinear:
 
     Args:
         weight: `[out_features, in_features]`, float32 or bfloat16, of an even number of inputs if
-            bfloat16; or one in codes that `takes` takes. It is copied.
+            bfloat16; or one in codes that `takes` takes. It is copied; panels of one are not.
         bias: `[out_features]`, of `dtype`. It is copied.
         dtype: of x and y, float32 or bfloat16, not narrower than that of a plain weight.
+
+    Attributes:
+        panels: the weight.
+        bias: in the dtype that it is added in.
 
     Raises `NoLibraryError` if the library is not available.
     """
 
     def __init__(
-        self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
+        self,
+        weight: torch.Tensor | QuantizedWeight | AnyPanels,
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
     ) -> None:
         library = load(KERNELS)
         # x is converted on CPUs that do not multiply bfloat16.
         is_native = bool(library.baton_linear_multiplies_bfloat16())
-        self._dtype, self._computed = dtype, dtype if is_native else torch.float32
-        self._panels = panels_of(weight, library.baton_linear_panel())
-        self._function = getattr(library, self._panels.functions[self._computed])
+        self.dtype: Final = dtype
+        self._computed = dtype if is_native else torch.float32
+        if isinstance(weight, torch.Tensor | QuantizedWeight):
+            weight = panels_of(weight, library.baton_linear_panel())
+        self.panels: Final = weight
+        self._function = getattr(library, weight.functions[self._computed])
         self._function.restype = None
         self._num_arranged = library.baton_linear_arranged_rows
         self._num_arranged.argtypes, self._num_arranged.restype = [ctypes.c_int64], ctypes.c_int64
-        self._bias = None if bias is None else bias.detach().to(self._computed, copy=True)
-        fixed = _Call(**self._panels.arguments)
-        self.out_features: Final[int] = fixed.out_features
-        self._in_features = weight.shape[1]
-        fixed.bias = None if self._bias is None else self._bias.data_ptr()
+        self.bias: Final = None if bias is None else bias.detach().to(self._computed, copy=True)
+        fixed = _Call(**weight.arguments)
+        fixed.bias = None if self.bias is None else self.bias.data_ptr()
         self._fixed = bytes(fixed)
-        self.num_bytes: Final = self._panels.num_bytes
+        self._in_features = weight.in_features
+        self._num_group_sums = weight.num_group_sums
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Returns y, `[rows, out_features]`, for `x`, `[rows, in_features]`."""
-        return self.write(x, x.new_empty(len(x), self.out_features))
+        return self.write(x, x.new_empty(len(x), self.panels.out_features))
 
     def write(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Writes y to `out`, `[rows, out_features]`, whose rows may be strided. Returns it."""
-        if self._computed is self._dtype:
+        if self._computed is self.dtype:
             return self._multiply(x, None, out)
         wide = x.new_empty(out.shape, dtype=self._computed)
         return out.copy_(self._multiply(x.to(self._computed), None, wide))
 
     def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Returns `residual`, `[rows, out_features]`, plus y, which is rounded before."""
-        if self._computed is self._dtype:
-            out = x.new_empty(len(x), self.out_features)
+        if self._computed is self.dtype:
+            out = x.new_empty(len(x), self.panels.out_features)
             return self._multiply(x, residual.contiguous(), out)
         return self(x).add_(residual)
 
     def rows_of_weight(self, indices: torch.Tensor) -> torch.Tensor:
         """Returns rows of the weight, `[len(indices), in_features]`, in the dtype of x."""
-        return self._panels.rows(indices).to(self._dtype)
+        return self.panels.rows(indices).to(self.dtype)
 
     def _multiply(
         self, x: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor
@@ -113,7 +122,7 @@ class PackedLinear:
             arranged = x.new_empty(num_arranged, num_features)
             call.arranged = arranged.data_ptr()
             memory.append(arranged)
-        if num_groups := self._panels.num_group_sums:
+        if num_groups := self._num_group_sums:
             sums = x.new_empty(num_rows, num_groups, dtype=torch.float32)
             call.group_sums = sums.data_ptr()
             memory.append(sums)

@@ -44,10 +44,10 @@ def test_float32_weights_are_kept_in_bfloat16_if_equal():
     weight = torch.randn(96, 32).bfloat16().float()
     x = torch.randn(5, 32)
     kept = linear.linear_in_c(weight, None)
-    assert kept.num_bytes == 96 * 32 * 2  # whole panels
+    assert kept.panels.num_bytes == 96 * 32 * 2  # whole panels
     torch.testing.assert_close(kept(x), torch.nn.functional.linear(x, weight))
     weight[69, 31] = 1 + 2**-20
-    assert linear.linear_in_c(weight, None).num_bytes == 96 * 32 * 4
+    assert linear.linear_in_c(weight, None).panels.num_bytes == 96 * 32 * 4
 
 
 @pytest.mark.system

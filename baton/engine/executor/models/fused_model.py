@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from baton.engine.executor.attention.interface import Attention, LayerAttention, StepBatch
 from baton.engine.executor.models.encoder_features import EncoderFeatures
 from baton.engine.executor.models.hf import PreTrainedModel
-from baton.engine.executor.models.linear import LinearOf, Products, merged_layer
+from baton.engine.executor.models.linear import Part, Products
 from baton.engine.executor.models.mrope import angles_at, dimensions_of_pairs
 from baton.engine.executor.models.quantized.quantized_tensor import rows_of
 from baton.engine.executor.models.recorded_layers import RecordedLayers, is_short
@@ -42,7 +42,7 @@ class FusedModel:
         decoder = model.model
         self._rowwise = rowwise
         self._final_norm = _copy_of(decoder.norm.weight)
-        self._lm_head, self._embed = _head_and_embedding(model, products.head)
+        self._lm_head, self._embed = _head_and_embedding(model, products)
         is_adjacent = model.dtype == torch.float32
         arrangement = "fused-adjacent" if is_adjacent else "fused-halves"
         self.execution = arrangement + products.execution
@@ -50,7 +50,7 @@ class FusedModel:
         self._dimensions = dimensions_of_pairs(decoder)
         self.has_mrope = self._dimensions is not None
         self._layers = [
-            _FusedLayer(i, layer, attention, is_adjacent, rowwise, products.layer)
+            _FusedLayer(i, layer, attention, is_adjacent, rowwise, products)
             for i, (layer, attention) in enumerate(zip(decoder.layers, layers, strict=True))
         ]
         self._eps = decoder.norm.variance_epsilon
@@ -123,7 +123,7 @@ class _FusedLayer:
         attention: LayerAttention,
         is_adjacent: bool,
         rowwise: Rowwise,
-        linear_of: LinearOf,
+        products: Products,
     ) -> None:
         attn, mlp = layer.self_attn, layer.mlp
         self._index = index
@@ -136,23 +136,21 @@ class _FusedLayer:
         self._post_norm = _copy_of(layer.post_attention_layernorm.weight)
         self._eps: float = layer.input_layernorm.variance_epsilon
         order = _adjacent_order(self._head_dim) if is_adjacent else slice(None)
-        self._qkv = merged_layer(
-            linear_of,
-            [
+        self._qkv = products.layer(
+            lambda: [
                 _reorder_heads(attn.q_proj, self._head_dim, order),
                 _reorder_heads(attn.k_proj, self._head_dim, order),
-                (attn.v_proj.weight, attn.v_proj.bias),
-            ],
+                _part(attn.v_proj),
+            ]
         )
         self._qk_norms = [
             _copy_of(getattr(attn, name).weight[order])
             for name in ("q_norm", "k_norm")
             if hasattr(attn, name)
         ]
-        self._out = linear_of(attn.o_proj.weight, attn.o_proj.bias)
-        gate_up = [(p.weight, p.bias) for p in (mlp.gate_proj, mlp.up_proj)]
-        self._gate_up = merged_layer(linear_of, gate_up)
-        self._down = linear_of(mlp.down_proj.weight, mlp.down_proj.bias)
+        self._out = products.layer(lambda: [_part(attn.o_proj)])
+        self._gate_up = products.layer(lambda: [_part(mlp.gate_proj), _part(mlp.up_proj)])
+        self._down = products.layer(lambda: [_part(mlp.down_proj)])
 
     def attend(
         self,
@@ -192,7 +190,7 @@ class _FusedLayer:
 
 
 def _head_and_embedding(
-    model: PreTrainedModel, linear_of: LinearOf
+    model: PreTrainedModel, products: Products
 ) -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]:
     """Returns the head, and what returns the embeddings of tokens: of a weight that both have in
     common, by rows of the packed one."""
@@ -200,7 +198,7 @@ def _head_and_embedding(
     embed = partial(F.embedding, weight=weight)
     if isinstance(head, torch.nn.Identity):
         return head, embed
-    linear = linear_of(head.weight, None)
+    linear = products.head(lambda: [(head.weight, None)])
     if head.weight is weight and isinstance(linear, PackedLinear):
         return linear, linear.rows_of_weight
     return linear, embed
@@ -225,9 +223,11 @@ def _adjacent_order(head_dim: int) -> torch.Tensor:
     return torch.arange(head_dim).view(2, -1).t().flatten()
 
 
-def _reorder_heads(
-    linear: Any, head_dim: int, order: torch.Tensor | slice
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _part(linear: Any) -> Part:
+    return linear.weight, linear.bias
+
+
+def _reorder_heads(linear: Any, head_dim: int, order: torch.Tensor | slice) -> Part:
     """Returns a projection's weight and bias with each head's outputs in another order."""
     weight, bias = linear.weight, linear.bias
     if isinstance(order, slice):

@@ -1,6 +1,6 @@
 """Linear layer in the fastest form for its device and dtype: `PackedLinear` in C, or `TorchLinear`.
 
-`Products` are how a model's layers are made: `TORCH`, `IN_C`, or `QUANTIZED` at load. In C a
+`Products` make a model's layers: `TORCH`, `IN_C`, or `QUANTIZED` at load. In C a
 float32 weight is kept in bfloat16 if that loses nothing, as it does of a checkpoint in bfloat16:
 half of the memory, and half of what a step of few rows waits for.
 
@@ -137,50 +137,71 @@ class TorchLinear:
         return out
 
 
-@dataclass(frozen=True, slots=True)
-class Products:
+Part: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
+"""Weight and bias of a linear layer."""
+Parts: TypeAlias = Callable[[], Sequence[Part]]
+"""Reads the parts of a layer that concatenates their outputs, and have the same input."""
+
+
+class Products(Protocol):
     """Makers of the linear layers of a model.
 
     Attributes:
-        layer: makes those of its layers.
-        head: makes its head.
         execution: what they add to the name of the model's implementation, if other numbers come of
             them than of the checkpoint's weights.
     """
 
-    layer: LinearOf
-    head: LinearOf
+    @property
+    def execution(self) -> str: ...
+
+    def layer(self, parts: Parts) -> Linear:
+        """Returns a layer of the model's layers."""
+        ...
+
+    def head(self, parts: Parts) -> Linear:
+        """Returns the model's head."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProductsOf:
+    """`Products` of layers that `layer_of` makes, and a head that `head_of` does."""
+
+    layer_of: LinearOf
+    head_of: LinearOf
     execution: str = ""
 
+    def layer(self, parts: Parts) -> Linear:
+        return merged_layer(self.layer_of, parts())
 
-TORCH: Final = Products(TorchLinear, TorchLinear)
-IN_C: Final = Products(linear_in_c, linear_in_c)
+    def head(self, parts: Parts) -> Linear:
+        return merged_layer(self.head_of, parts())
+
+
+TORCH: Final = ProductsOf(TorchLinear, TorchLinear)
+IN_C: Final = ProductsOf(linear_in_c, linear_in_c)
 # By the setting. The head decides between tokens that are close: it has 8 bits.
 QUANTIZED: Final[Mapping[str, Products]] = {
-    "int8": Products(partial(_quantized_in_c, 8), partial(_quantized_in_c, 8), "-int8"),
-    "int4": Products(partial(_quantized_in_c, 4), partial(_quantized_in_c, 8), "-int4"),
+    "int8": ProductsOf(partial(_quantized_in_c, 8), partial(_quantized_in_c, 8), "-int8"),
+    "int4": ProductsOf(partial(_quantized_in_c, 4), partial(_quantized_in_c, 8), "-int4"),
 }
 
 
-class _Beside:
+class LayersBeside:
     """Linear layers in C of the same input, whose outputs stand beside each other."""
 
     def __init__(self, layers: Sequence[PackedLinear]) -> None:
-        self._layers = layers
-        self._widths = [layer.out_features for layer in layers]
+        self.layers: Final = layers
+        self._widths = [layer.panels.out_features for layer in layers]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty(len(x), sum(self._widths))
-        for layer, part in zip(self._layers, out.split(self._widths, dim=1), strict=True):
+        for layer, part in zip(self.layers, out.split(self._widths, dim=1), strict=True):
             layer.write(x, part)
         return out
 
     def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return self(x).add_(residual)
-
-
-Part: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]
-"""Weight and bias of a linear layer."""
 
 
 def merged(parts: Sequence[Part]) -> Part:
@@ -190,14 +211,14 @@ def merged(parts: Sequence[Part]) -> Part:
 
 
 def merged_layer(linear_of: LinearOf, parts: Sequence[Part]) -> Linear:
-    """Returns the layer of all parts, as `merged`. Codes of unlike kinds, and plain weights beside
-    codes, are multiplied one after the other."""
+    """Returns the layer of all parts, as `merged`; of one part as it is. Codes of unlike kinds, and
+    plain weights beside codes, are multiplied one after the other."""
     coded = [weight.quantized for weight, _ in parts if isinstance(weight, QuantizedTensor)]
-    if not coded:
-        return linear_of(*merged(parts))
+    if not coded or len(parts) == 1:
+        return linear_of(*(parts[0] if len(parts) == 1 else merged(parts)))
     whole = joined(coded) if len(coded) == len(parts) else None
     if whole is None:
-        return _Beside([_packed_layer(weight, bias) for weight, bias in parts])
+        return LayersBeside([_packed_layer(weight, bias) for weight, bias in parts])
     dtype = parts[0][0].dtype
     return linear_of(QuantizedTensor(whole, dtype), _merged_biases(parts))
 
