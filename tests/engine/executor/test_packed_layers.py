@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from baton.engine.executor.models.linear import IN_C, QUANTIZED, TORCH, Linear, Part, Products
 from baton.engine.executor.models.packed.packed_folder import LEAST_BYTES, SharedLayers
-from baton.engine.executor.models.quantized.quantized_tensor import QuantizedTensor
+from baton.engine.executor.models.quantized.quantized_tensor import QuantizedTensor, held
 from baton.sampling import SamplingParams
 from baton_kernels.cpu.linear import PackedLinear
 from baton_kernels.cpu.quantized_weight import QuantizedWeight, quantize
@@ -37,7 +37,7 @@ def random(*shape: int) -> torch.Tensor:
 
 
 def in_codes(codes: QuantizedWeight) -> torch.Tensor:
-    return QuantizedTensor(codes, torch.bfloat16)
+    return QuantizedTensor(held(codes), torch.bfloat16)
 
 
 def with_minima(bits: int) -> QuantizedWeight:

@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from baton.engine.core import assembly
+from baton.engine.executor.models import loader
 from baton.engine.executor.models.linear import linear_in_c, merged_layer
-from baton.engine.executor.models.quantized.quantized_tensor import QuantizedTensor, rows_of
+from baton.engine.executor.models.quantized.quantized_tensor import QuantizedTensor, held, rows_of
+from baton.engine.executor.models.transformers_model import AttentionHook, probe
+from baton.models import DESCRIPTION, WEIGHTS, checkpoint_folder
 from baton.sampling import SamplingParams
 from baton_kernels.cpu.quantized_weight import QuantizedWeight, quantize
 from baton_kernels.cpu.recording import Recording
@@ -96,6 +99,22 @@ def test_gguf_in_codes_answers_as_its_plain_weights(kind: str, tmp_path: Path) -
     assert in_codes == plain
 
 
+def test_probe_reads_no_codes_of_gguf(tmp_path: Path) -> None:
+    """Each layer's are read when it is packed, so that one is in memory at a time, and none where
+    packed ones are in a file."""
+    file = tmp_path / "model.gguf"
+    write_gguf(file, random_model(blocks_config()), sentence_piece(), lambda _name: "Q4_K")
+    path = str(checkpoint_folder(str(file), (*DESCRIPTION, *WEIGHTS)))
+    config, settings = loader.load_config(path), config_of()
+    hook = AttentionHook(loader.max_model_len(config, settings))
+    model = loader.load_model(path, config, settings, hook.name)
+    file.unlink()
+    assert len(probe(model, hook)) == config.num_hidden_layers
+    weight = model.get_parameter("model.layers.0.self_attn.q_proj.weight")
+    with pytest.raises(FileNotFoundError):
+        weight.clone()
+
+
 @pytest.mark.parametrize("name", ["awq", "w8a8"])
 def test_bfloat16_model_answers_in_codes(quantized: Packed, oracle: Oracle, name: str) -> None:
     """In bfloat16, so that of most tokens the first alone are those of float32."""
@@ -115,7 +134,7 @@ def test_workers_with_codes_and_plain_weights_pair(quantized: Packed) -> None:
 
 
 def of_codes(outputs: int, bits: int, group: int = 32) -> QuantizedTensor:
-    return QuantizedTensor(quantize(torch.randn(outputs, 64), bits, group), torch.float32)
+    return QuantizedTensor(held(quantize(torch.randn(outputs, 64), bits, group)), torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +157,7 @@ def test_merged_layers_of_codes_stand_beside_each_other(kinds: tuple) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_plain_weights_stand_beside_codes(dtype: torch.dtype) -> None:
-    coded = QuantizedTensor(quantize(torch.randn(40, 64), 4, 32), dtype)
+    coded = QuantizedTensor(held(quantize(torch.randn(40, 64), 4, 32)), dtype)
     plain, x = torch.randn(24, 64).to(dtype), torch.randn(3, 64).to(dtype)
     found = merged_layer(linear_in_c, [(coded, None), (plain, None)])(x)
     expected = torch.cat([x @ coded.quantized.numbers().to(dtype).T, x @ plain.T], dim=1)

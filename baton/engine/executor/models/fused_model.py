@@ -21,7 +21,7 @@ from baton.engine.executor.models.encoder_features import EncoderFeatures
 from baton.engine.executor.models.hf import PreTrainedModel
 from baton.engine.executor.models.linear import Part, Products
 from baton.engine.executor.models.mrope import angles_at, dimensions_of_pairs
-from baton.engine.executor.models.quantized.quantized_tensor import rows_of
+from baton.engine.executor.models.quantized.quantized_tensor import in_memory, rows_of
 from baton.engine.executor.models.recorded_layers import RecordedLayers, is_short
 from baton.engine.executor.models.rowwise import Rowwise
 from baton_kernels.cpu.linear import PackedLinear
@@ -195,13 +195,12 @@ def _head_and_embedding(
     """Returns the head, and what returns the embeddings of tokens: of a weight that both have in
     common, by rows of the packed one."""
     weight, head = model.model.embed_tokens.weight, model.lm_head
-    embed = partial(F.embedding, weight=weight)
-    if isinstance(head, torch.nn.Identity):
-        return head, embed
-    linear = products.head(lambda: [(head.weight, None)])
-    if head.weight is weight and isinstance(linear, PackedLinear):
-        return linear, linear.rows_of_weight
-    return linear, embed
+    linear = head
+    if not isinstance(head, torch.nn.Identity):
+        linear = products.head(lambda: [(head.weight, None)])
+        if head.weight is weight and isinstance(linear, PackedLinear):
+            return linear, linear.rows_of_weight
+    return linear, partial(F.embedding, weight=in_memory(weight))
 
 
 def _copy_of(weight: torch.Tensor) -> torch.Tensor:

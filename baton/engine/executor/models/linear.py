@@ -23,7 +23,7 @@ from typing import Final, Protocol, TypeAlias
 import torch
 import torch.nn.functional as F
 
-from baton.engine.executor.models.quantized.quantized_tensor import QuantizedTensor
+from baton.engine.executor.models.quantized.quantized_tensor import QuantizedTensor, held
 from baton_kernels.cpu.linear import PackedLinear
 from baton_kernels.cpu.paged_attention import prompt_arithmetic
 from baton_kernels.cpu.quantized_weight import joined, quantize
@@ -220,7 +220,7 @@ def merged_layer(linear_of: LinearOf, parts: Sequence[Part]) -> Linear:
     if whole is None:
         return LayersBeside([_packed_layer(weight, bias) for weight, bias in parts])
     dtype = parts[0][0].dtype
-    return linear_of(QuantizedTensor(whole, dtype), _merged_biases(parts))
+    return linear_of(QuantizedTensor(held(whole), dtype), _merged_biases(parts))
 
 
 def _merged_biases(parts: Sequence[Part]) -> torch.Tensor | None:

@@ -5,13 +5,15 @@ scale and extras, and, through Baton's mask function, each layer's mask rule. A 
 that the probe cannot describe is refused by name, never guessed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from baton.engine.executor.attention.interface import Attention, LayerAttention, StepBatch
 from baton.engine.executor.attention.mask_rule import MaskRule, recognise
@@ -222,7 +224,7 @@ def probe(model: PreTrainedModel, hook: AttentionHook) -> list[ProbedLayer]:
     # Without a mask, transformers looks for packed sequences in the positions; on the meta device
     # they have no values.
     mask = {"attention_mask": torch.ones_like(ids)} if model.device.type == "meta" else {}
-    with refusing(name), torch.inference_mode():
+    with refusing(name), torch.inference_mode(), _NoWeights():
         model(input_ids=ids, position_ids=ids, use_cache=False, **mask)
     expected = set(range(num_layers(model.config)))
     if missing := sorted(expected - hook.probed.keys()):
@@ -231,6 +233,26 @@ def probe(model: PreTrainedModel, hook: AttentionHook) -> list[ProbedLayer]:
             "interface (they are recurrent, or attend in code of their own); not implemented"
         )
     return [hook.probed[i] for i in sorted(expected)]
+
+
+class _NoWeights(TorchFunctionMode):
+    """Makes zeros of what linear layers and embeddings give: a probe's values do not matter, and to
+    read all weights takes a large model's time."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        _types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        match function, args:
+            case (F.linear, (x, weight, *_)):
+                return x.new_zeros(*x.shape[:-1], len(weight))
+            case (F.embedding, (ids, weight, *_)):
+                width = weight.shape[1]
+                return torch.zeros(*ids.shape, width, dtype=weight.dtype, device=ids.device)
+        return function(*args, **kwargs or {})
 
 
 def check_state(model: PreTrainedModel) -> None:

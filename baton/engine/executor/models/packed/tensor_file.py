@@ -72,7 +72,7 @@ def is_whole(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         file.seek(-_END.size, SEEK_END)
-        return _END.unpack(file.read())[1] == _MARK
+        return bool(_END.unpack(file.read())[1] == _MARK)
 
 
 @contextmanager

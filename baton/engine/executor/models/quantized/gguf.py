@@ -17,7 +17,8 @@ from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, get_tensor_name_map
 from gguf.quants import dequantize
 
 from baton.engine.executor.models.hf import PretrainedConfig, PreTrainedModel
-from baton.engine.executor.models.quantized.gguf_codes import codes_of_tensor
+from baton.engine.executor.models.quantized.gguf_codes import codes_of_tensor, has_codes
+from baton.engine.executor.models.quantized.quantized_tensor import Codes
 from baton.errors import UnsupportedModelError
 from baton.models.gguf.configuration import ROPE_FACTORS
 from baton.models.gguf.header import GgufHeader, GgufTensor, read_header
@@ -46,12 +47,16 @@ class GgufWeight:
     undo: Undo
     dtype: torch.dtype
 
-    def quantized(self) -> QuantizedWeight | None:
-        """Returns the weight in codes; None if it has none. What the conversion did to layers is
-        to order their outputs."""
-        whole = codes_of_tensor(self.parts[0]) if len(self.parts) == 1 else None
-        if whole is None:
+    def codes(self) -> Codes | None:
+        """Returns the weight in codes; None if it has none."""
+        if len(self.parts) > 1 or not has_codes(self.parts[0]):
             return None
+        return Codes(self.parts[0].shape, self._quantized)
+
+    def _quantized(self) -> QuantizedWeight:
+        """Returns the weight in codes. What the conversion did to layers is to order their
+        outputs."""
+        whole = codes_of_tensor(self.parts[0])
         return whole[self.undo(torch.arange(len(whole.codes)))]
 
     def __getitem__(self, _everything: EllipsisType) -> torch.Tensor:

@@ -26,12 +26,14 @@ class _Groups(NamedTuple):
     minima: torch.Tensor | None = None
 
 
-def codes_of_tensor(tensor: GgufTensor) -> QuantizedWeight | None:
-    """Returns a matrix of a file in codes; None if its type has none, or it is no matrix."""
-    found = CODED_TYPES.get(tensor.stored_as.name)
-    if found is None or len(tensor.shape) != 2:
-        return None
-    read, codebook = found
+def has_codes(tensor: GgufTensor) -> bool:
+    """Returns whether a tensor of a file is a matrix of a type that has codes."""
+    return tensor.stored_as.name in CODED_TYPES and len(tensor.shape) == 2
+
+
+def codes_of_tensor(tensor: GgufTensor) -> QuantizedWeight:
+    """Returns a matrix that `has_codes`, in codes."""
+    read, codebook = CODED_TYPES[tensor.stored_as.name]
     num_rows, num_inputs = tensor.shape
     kind = tensor.stored_as
     num_blocks = num_inputs // kind.block_size

@@ -16,12 +16,10 @@ from baton.engine.executor.models.hf import (
     loading_in_turn,
 )
 from baton.engine.executor.models.quantized.checkpoint import checkpoint_weights
-from baton.engine.executor.models.quantized.quantized_tensor import QuantizedTensor
+from baton.engine.executor.models.quantized.quantized_tensor import Codes, QuantizedTensor
 from baton.models.generation_config import GENERATION_CONFIG
 from baton.models.quantization import read_quantization, without_quantization
 from baton.models.weights import is_gguf, weight_files
-from baton_kernels.cpu.panels import takes
-from baton_kernels.cpu.quantized_weight import QuantizedWeight
 
 
 def load_pretrained(
@@ -68,11 +66,11 @@ class _KeptQuantized:
     dtype: torch.dtype
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        kept: QuantizedWeight | None = self.weight.quantized()
-        if kept is None or not takes(kept):
+        codes: Codes | None = self.weight.codes()
+        if codes is None:
             plain: torch.Tensor = self.weight[index]
             return plain
-        return QuantizedTensor(kept, self.dtype)
+        return QuantizedTensor(codes, self.dtype)
 
 
 def _layers(model: PreTrainedModel) -> set[str]:

@@ -6,7 +6,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from baton.engine.executor.models.quantized.quantized_tensor import Codes, held
 from baton.errors import UnsupportedModelError
+from baton_kernels.cpu.panels import takes
 from baton_kernels.cpu.quantized_weight import QuantizedWeight
 
 Parts = Mapping[str, torch.Tensor]
@@ -39,7 +41,7 @@ class StoredTensor:
         tensor: torch.Tensor = self.values[index]
         return tensor
 
-    def quantized(self) -> QuantizedWeight | None:
+    def codes(self) -> Codes | None:
         """Returns None: it has no codes."""
         return None
 
@@ -117,9 +119,11 @@ class PackedWeight:
         whole: torch.Tensor = self._read(self.packing.unpack)[index]
         return whole
 
-    def quantized(self) -> QuantizedWeight | None:
-        """Returns the weight in codes; None if it has none. Raises `UnsupportedModelError`."""
-        return self._read(self.packing.codes)
+    def codes(self) -> Codes | None:
+        """Returns the weight in codes; None if it has none that products take. Raises
+        `UnsupportedModelError`."""
+        weight = self._read(self.packing.codes)
+        return None if weight is None or not takes(weight) else held(weight)
 
     def _read(self, read: Callable[[Parts], T]) -> T:
         tensors = {role: part[...] for role, part in self.parts.items()}
