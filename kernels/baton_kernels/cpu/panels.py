@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import torch
 import torch.nn.functional as F
 
+from baton_kernels.cpu import large_pages
 from baton_kernels.cpu.quantized_weight import QuantizedWeight
 
 # By the dtype of codes.
@@ -205,7 +206,8 @@ def _in_panels(units: torch.Tensor, panel: int) -> torch.Tensor:
     """Returns what outputs have, `[out_features, n]`, in panels, `[num_panels, n, panel]`; what
     there is no output for is zero."""
     units = F.pad(units, (0, 0, 0, -len(units) % panel))
-    return units.view(-1, panel, units.shape[1]).transpose(1, 2).contiguous()
+    panels = units.view(-1, panel, units.shape[1]).transpose(1, 2)
+    return large_pages.empty(*panels.shape, dtype=panels.dtype).copy_(panels)
 
 
 def _rows(panels: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
