@@ -25,6 +25,8 @@ with suppress(ImportError):  # `make gpu` does without
     settings.load_profile("baton")
 
 
+gc.disable()  # until tests are collected: imports leave little garbage and many objects
+
 _MOST_FROZEN = 1000
 _num_frozen = 0
 
@@ -109,14 +111,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=_time_limit, reverse=True)
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
     """Keeps the garbage collector from traversing every imported module again and again."""
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_unconfigure() -> None:
+    """Traverses every object once. Pytest, which reports what finalizers raise, does so twice."""
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()
 
 
 def _time_limit(item: pytest.Item) -> float:
