@@ -1,7 +1,6 @@
 """Cluster of a GGUF file: a chat over HTTP, its prompt computed by one worker and its answer by
 another, as transformers answers with the same file."""
 
-import os
 from pathlib import Path
 
 import httpx
@@ -13,6 +12,7 @@ from baton.cli.local.local_cluster import LocalCluster
 from baton.models import locate
 from tests.support.cluster.scraped import scrape
 from tests.support.cluster.wide import HANDOFFS
+from tests.support.gguf.caches import own_cache
 from tests.support.gguf.vocabularies import byte_level
 from tests.support.gguf.writing import write_gguf
 
@@ -40,12 +40,7 @@ def answer_of_transformers(file: Path) -> str:
 def test_cluster_of_gguf_answers_chat_as_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, kernels = tmp_path / "cache", Path("baton") / "kernels"
-    (cache / kernels).parent.mkdir(parents=True)
-    shared = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / kernels
-    shared.mkdir(parents=True, exist_ok=True)
-    (cache / kernels).symlink_to(shared)  # compiled once for all tests
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own_cache(tmp_path)))
     file = tmp_path / "Tiny-Q8_0.gguf"
     model = AutoModelForCausalLM.from_pretrained(locate("tiny"), dtype=torch.float32)
     write_gguf(file, model, byte_level(), lambda _name: "Q8_0")

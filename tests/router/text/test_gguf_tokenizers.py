@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from baton.models import DESCRIPTION, checkpoint_folder
 from baton_router.text.model_card import read_model_card
 from tests.support.engine.engines import mostly_slow
+from tests.support.gguf.caches import own_cache
 from tests.support.gguf.models import small_gguf
 from tests.support.gguf.vocabularies import (
     TEMPLATE,
@@ -54,7 +55,7 @@ VOCABULARIES: dict[str, Callable[[], Vocabulary]] = {
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own_cache(tmp_path)))
 
 
 @pytest.mark.parametrize("name", mostly_slow(VOCABULARIES, "byte-level", "SentencePiece"))
