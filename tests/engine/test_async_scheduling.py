@@ -14,6 +14,7 @@ from baton.engine.request import EngineRequest, KvSource, Purpose
 from baton.engine.scheduler.plan import NotAhead
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.sampling import SamplingParams
+from tests.support.daily_cases import daily_mark
 from tests.support.engine.engines import (
     assert_idle,
     drain,
@@ -68,8 +69,18 @@ def crowd(engine: Any) -> dict[str, dict[int, tuple[int, ...]]]:
     return {name: output_of(updates) for name, updates in drain(engine).items()}
 
 
-@pytest.mark.parametrize("family", mostly_slow(["llama", "gemma3", "mistral_short"], "llama"))
-@pytest.mark.parametrize("changes", [{}, {"num_blocks": 14}, {"max_cache_reads": 90}])
+FAMILIES = ("llama", "gemma3", "mistral_short")
+CHANGES: tuple[dict[str, Any], ...] = ({}, {"num_blocks": 14}, {"max_cache_reads": 90})
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [  # the others meet within three days
+        pytest.param(family, changes, marks=() if family == "llama" else daily_mark(i + j, 3))
+        for i, family in enumerate(FAMILIES)
+        for j, changes in enumerate(CHANGES)
+    ],
+)
 def test_async_scheduling_changes_no_token(checkpoints, family, changes):
     path, settings = checkpoints[family], {"max_num_seqs": 6, "block_size": 4, **changes}
     if "num_blocks" in settings:
@@ -109,7 +120,7 @@ def scheduled(engine: Any, seed: int) -> dict[str, dict[int, tuple[int, ...]]]:
     return outputs
 
 
-@pytest.mark.parametrize("turn", [*mostly_slow(range(3), 0, 1), *nightly(range(3, 6))])
+@pytest.mark.parametrize("turn", [0, 1, *nightly(range(2, 6))])
 @pytest.mark.parametrize("changes", mostly_slow([0, 1, 2], 0))
 def test_async_scheduling_changes_no_token_in_random_schedules(checkpoints, turn, changes, seed):
     ways: tuple[dict[str, Any], ...] = (

@@ -21,7 +21,7 @@ from tests.support.engine.engines import (
 )
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.prompts import NUM_TOKENS, random_prompt
-from tests.support.grids import grid
+from tests.support.grids import grid, nightly
 
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=True, top_logprobs=5)
 RANDOM = replace(GREEDY, temperature=1.3, top_k=40, top_p=0.9, min_p=0.01, seed=4)
@@ -90,7 +90,7 @@ def test_output_logprobs_are_those_of_the_model(checkpoints, oracle, family, par
 
 @grid(
     family=mostly_slow(["llama", "gemma3", "mistral_short", "gpt2"], "llama", "mistral_short"),
-    budget=mostly_slow([1, 2, 3, 5, 16, 17, 64], 3, 16),
+    budget=[*mostly_slow([1, 3, 16, 17], 3, 16), *nightly([2, 5, 64])],
     caching=[True, False],
 )
 def test_prompt_logprobs_come_once_with_any_chunking(checkpoints, oracle, family, budget, caching):

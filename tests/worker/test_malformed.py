@@ -10,6 +10,7 @@ from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, kv_sharing_pb2, prefill_pb2
 from baton.v1 import kv_transfer_pb2 as kv
 from baton_kvtransfer.transfer_messages import handle_of
+from tests.support.grids import nightly
 from tests.support.kvtransfer.loopback import payload_request
 from tests.support.worker.pair import Pair, pair_of
 from tests.support.worker.reference import prompt_of
@@ -111,7 +112,7 @@ async def test_worker_answers_damaged_request_with_typed_error(checkpoint, call,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("turn", range(10))
+@pytest.mark.parametrize("turn", [*range(4), *nightly(range(4, 10))])
 async def test_worker_answers_many_damaged_requests_with_typed_errors(checkpoint, turn, rng):
     async with pair_of(checkpoint("llama")) as pair:
         requests = messages(pair)

@@ -12,6 +12,7 @@ from baton.engine.executor.models import loader
 from baton.models import checkpoint_folder
 from baton.models.gguf.tensor_types import TENSOR_TYPES
 from baton.sampling import SamplingParams
+from tests.support.daily_cases import daily_cases
 from tests.support.engine.checkpoints import small_config
 from tests.support.engine.engines import config_of, load, mostly_slow, tokens
 from tests.support.engine.oracle import Oracle
@@ -70,7 +71,13 @@ def test_tensor_types_are_those_of_the_package() -> None:
     assert {t.name for t in TENSOR_TYPES.values()} == set(TYPES)
 
 
-@pytest.mark.parametrize("family", mostly_slow(GGUF_FAMILIES, "llama_llama3_rope", "gemma3"))
+QUICK = ("llama_llama3_rope", "gemma3")
+
+
+@pytest.mark.parametrize(
+    "family",
+    [*QUICK, *daily_cases([family for family in GGUF_FAMILIES if family not in QUICK], 3)],
+)
 def test_gguf_answers_as_the_model_it_was_made_of(
     family: str, tmp_path: Path, oracle: Oracle
 ) -> None:

@@ -10,7 +10,7 @@ from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
 from baton_kernels.cpu.quantized_weight import quantize
 from tests.support.engine.checkpoints import FAMILIES, save_random
-from tests.support.engine.engines import assert_idle, load, mostly_slow, tokens
+from tests.support.engine.engines import assert_idle, load, tokens
 from tests.support.engine.images import save_vision_language
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.prompts import NUM_TOKENS, awkward_prompts
@@ -37,9 +37,18 @@ def save_values(plain: Path, folder: Path, quantization: str) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("quantization", BITS)
 @pytest.mark.parametrize(
-    "family", mostly_slow(["llama", "llama_biased", "qwen2", "qwen3"], "llama", "qwen3")
+    ("family", "quantization"),
+    [
+        ("llama", "int8"),
+        ("llama", "int4"),
+        ("llama_biased", "int8"),
+        ("qwen2", "int4"),
+        ("qwen3", "int8"),
+        pytest.param("llama_biased", "int4", marks=pytest.mark.nightly),
+        pytest.param("qwen2", "int8", marks=pytest.mark.nightly),
+        pytest.param("qwen3", "int4", marks=pytest.mark.nightly),
+    ],
 )
 def test_model_quantized_at_load_answers_as_transformers(
     family: str, quantization: str, tmp_path: Path, oracle: Oracle

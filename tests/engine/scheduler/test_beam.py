@@ -23,7 +23,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from baton.engine.scheduler.sequences.beam import BeamSearch, BeamStep, Hypothesis
 from baton.sampling import EarlyStopping
 from tests.support.engine.engines import mostly_slow
-from tests.support.grids import grid
+from tests.support.grids import grid, nightly
 
 Logprobs = Callable[[tuple[int, ...]], npt.NDArray[np.float32]]
 
@@ -149,7 +149,7 @@ def check_equal(
 
 
 @grid(
-    width=mostly_slow([2, 3, 4, 5], 3),
+    width=[*mostly_slow([2, 3, 5], 3), *nightly([4])],
     length_penalty=[-1.0, 0.0, 0.5, 1.0, 2.0],
     early_stopping=EarlyStopping,
 )
