@@ -4,6 +4,7 @@ import gc
 import inspect
 import os
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,10 @@ with suppress(ImportError):  # `make gpu` does without
     settings.register_profile("baton", **randomness.hypothesis_settings(randomness.CHOSEN_SEED))
     settings.load_profile("baton")
 
+
+# An optional part of jsonschema, which the development environment has: as it is imported it
+# compiles 38 grammars, of identifiers that no test checks.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 gc.disable()  # until tests are collected: imports leave little garbage and many objects
 
