@@ -312,14 +312,14 @@ def questions(llava: Model) -> list[Question]:
 async def test_encoded_images_survive_their_router(cluster, other_router, questions):
     async with AsyncClient([cluster.address, other_router.address]) as client:
         cached, *new = questions
-        assert tuple(await cached.begin(client).token_ids()) == cached.expected
+        assert cached.is_answer(await cached.begin(client).token_ids())
         before = await asyncio.to_thread(num_fetched_by_all, cluster)
         generations = [question.begin(client) for question in new]
         answering = [asyncio.create_task(each.token_ids()) for each in generations]
         await until_observed(lambda: num_fetched_by_all(cluster) > before)
         cluster.kill("router")
         answers = await asyncio.gather(*answering)
-    assert [tuple(answer) for answer in answers] == [each.expected for each in new]
+    assert all(map(Question.is_answer, new, answers))
     assert any(each.num_resumed for each in generations)
     await until_nothing_is_held(cluster)
 
@@ -334,7 +334,7 @@ def test_router_encodes_images_of_queued_prompts_elsewhere(cluster, llava, colle
     ids = [f"queued-{index}" for index in range(len(questions))]
     with Client(cluster.address) as client, ThreadPoolExecutor(len(questions)) as pool:
         answers = list(pool.map(Question.ask, questions, repeat(client), ids))
-    assert answers == [question.expected for question in questions]
+    assert all(map(Question.is_answer, questions, answers))
     assert num_inputs(cluster, "encode") > before
     roots = [trace_root(collector, request_id) for request_id in ids]
     traced = {span.trace_id for span in named(collector.spans, "encode")}

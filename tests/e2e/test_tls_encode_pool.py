@@ -52,7 +52,7 @@ def test_tls_cluster_answers_images_as_transformers(secured, llava):
         ThreadPoolExecutor(len(questions)) as pool,
     ):
         answers = list(pool.map(Question.ask, questions, repeat(client)))
-    assert answers == [question.expected for question in questions]
+    assert all(map(Question.is_answer, questions, answers))
     assert num_inputs(secured, "encode") > 0
     assert num_inputs(secured, "failed") == 0
 

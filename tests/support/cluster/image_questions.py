@@ -1,5 +1,6 @@
-"""Questions about images, asked by clients of a router, with transformers' answers."""
+"""Questions about images, asked by clients of a router; transformers' answers are right."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PIL.Image import Image as PillowImage
@@ -9,7 +10,7 @@ from baton.client.client import AsyncClient, Client, Image
 from baton.client.generation import AsyncGeneration
 from tests.support.cluster.image_requests import GREEDY, NUM_TOKENS
 from tests.support.cluster.scraped import scrape
-from tests.support.engine.images import IMAGE_TOKEN, greedy, image, words
+from tests.support.engine.images import IMAGE_TOKEN, image, is_greedy, words
 from tests.support.router.images import encoded
 
 _INPUTS = "baton_encoder_inputs_total"
@@ -17,11 +18,11 @@ _INPUTS = "baton_encoder_inputs_total"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Prompt of words and images, with transformers' answer."""
+    """Prompt of words and images for the model in the folder `path`."""
 
+    path: str
     text: str
     images: tuple[PillowImage, ...]
-    expected: tuple[int, ...]
 
     @property
     def _files(self) -> list[Image]:
@@ -32,6 +33,11 @@ class Question:
         generation = client.generate(self.text, GREEDY, request_id=request_id, images=self._files)
         return tuple(generation.token_ids())
 
+    def is_answer(self, token_ids: Sequence[int]) -> bool:
+        """Returns whether these tokens are transformers' answer."""
+        is_whole = len(token_ids) == NUM_TOKENS
+        return is_whole and is_greedy(self.path, self.text, self.images, token_ids)
+
     def begin(self, client: AsyncClient) -> AsyncGeneration:
         return client.generate(self.text, GREEDY, images=self._files)
 
@@ -41,7 +47,7 @@ def question_of(path: str, seed: int, *images: PillowImage) -> Question:
     shown = (*images, image(seed))
     marks = " ".join([IMAGE_TOKEN] * len(shown))
     text = f"{words(60, seed)} {marks} {words(5, -seed)}"
-    return Question(text, shown, greedy(path, text, shown, NUM_TOKENS))
+    return Question(path, text, shown)
 
 
 def num_inputs(cluster: LocalCluster, source: str) -> float:

@@ -302,6 +302,23 @@ def _continuation(
     return decided(out.logits, out.sequences[0, inputs["input_ids"].shape[1] :])
 
 
+def is_greedy(
+    path: str, text: str, images: Sequence[Image.Image], token_ids: Sequence[int]
+) -> bool:
+    """Whether transformers continues a prompt with these tokens: each is its choice after those
+    before it, and no toss-up. Two forward passes tell, since image tokens among them are no image.
+    """
+    model, processor = loaded(path)
+    inputs = processor(text=text, images=list(images) or None, return_tensors="pt")
+    answer = torch.tensor([list(token_ids)])
+    with torch.inference_mode():
+        first = model(**inputs, use_cache=True)
+        name = "cache" if "cache" in first else "past_key_values"  # before transformers 5.24
+        rest = model(input_ids=answer, **{name: first[name]})
+    rows = torch.cat([first.logits[0, -1:], rest.logits[0, :-1]])
+    return decided(rows[:, None], rows.argmax(-1)) == tuple(token_ids)
+
+
 @cache
 def loaded(path: str) -> tuple[PreTrainedModel, ProcessorMixin]:
     """Returns a checkpoint's model and processor, as transformers loads them."""
