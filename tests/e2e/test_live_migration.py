@@ -21,7 +21,7 @@ from tests.support.cluster.watch import loads, until_nothing_is_held
 from tests.support.cluster.wide import listed, name_of
 from tests.support.waiting import until_observed
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 # Requests of several sequences end where they are, or are generated again.
@@ -87,7 +87,6 @@ async def running_on(
     return Running(generations, leaving, other, moving)
 
 
-@pytest.mark.slow
 async def test_drain_migrates_many_requests_without_recomputation(client, pair):
     prompts = {f"r{i}": (prompt_of(40 + 30 * i, seed=i), LONG) for i in range(4)}
     undisturbed = {n: await undisturbed_tokens(client, wanted[0]) for n, wanted in prompts.items()}
@@ -136,7 +135,6 @@ async def test_drain_migrates_requests_of_every_kind(client, pair):
     await until_nothing_is_held(pair)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["leaving", "other"])
 async def test_migration_survives_a_kill_of_either_worker(client, pair, victim):
     prompts = {f"r{i}": (prompt_of(50 + 10 * i, seed=20 + i), LONG) for i in range(3)}
@@ -158,7 +156,7 @@ async def test_migration_survives_a_kill_of_either_worker(client, pair, victim):
 @pytest.mark.parametrize(
     "delay",
     [
-        pytest.param(d, marks=pytest.mark.slow if d in (0.0, 0.01) else pytest.mark.nightly)
+        pytest.param(d, marks=() if d in (0.0, 0.01) else pytest.mark.nightly)
         for d in (0.0, 0.002, 0.005, 0.01, 0.02, 0.04)
     ],
 )
@@ -177,7 +175,6 @@ async def killed_amid_its_drain(client: AsyncClient, pair: LocalCluster, delay: 
     await until_nothing_is_held(pair, within=3.0)
 
 
-@pytest.mark.slow
 async def test_cancelled_requests_leave_nothing_during_a_drain(client, pair):
     prompts = {f"r{i}": (prompt_of(50 + 10 * i, seed=40 + i), LONG) for i in range(6)}
     running = await running_on(client, pair, prompts)
@@ -188,7 +185,6 @@ async def test_cancelled_requests_leave_nothing_during_a_drain(client, pair):
     await until_nothing_is_held(pair)
 
 
-@pytest.mark.slow
 async def test_request_finishes_in_place_without_a_migration_target(client, pair):
     short = replace(LONG, max_tokens=200)
     running = await running_on(client, pair, {"r": (prompt_of(60, seed=50), short)})

@@ -18,7 +18,7 @@ from baton.sampling import SamplingParams
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.second_router import SecondRouter, second_router
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 POOL = (
     "The KV pool of the largest worker has room for 704 tokens of a sequence; the model takes 2048."

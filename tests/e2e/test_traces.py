@@ -26,7 +26,7 @@ from tests.support.cluster.watch import loads, until_nothing_is_held
 from tests.support.cluster.wide import HANDOFFS, name_of
 from tests.support.serving.otlp_receiver import Collector, collector_that
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PLAIN = SamplingParams(max_tokens=300, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=8, ignore_eos=True)
@@ -167,7 +167,6 @@ def test_grpc_trace_context_is_continued(traced, collector):
     assert "not asked" not in {span.get("baton.request.id") for span in collector.spans}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_prompts", [1, 2])
 def test_http_trace_context_is_continued(traced, collector, num_prompts):
     trace_id, caller = f"0af7651916cd43dd8448eb211c80319{num_prompts}", "b7ad6b7169203331"
@@ -192,7 +191,6 @@ def test_http_request_is_one_trace_probes_and_scrapes_none(traced, collector):
     assert [span.name for span in collector.spans[begun:] if not span.parent_id] == ["generate"]
 
 
-@pytest.mark.slow
 def test_error_spans_omit_the_prompt(traced, collector):
     bad = SamplingParams(max_tokens=8, grammar=Grammar(GrammarKind.REGEX, "(secret"))
     with Client(traced.address) as client:
@@ -236,7 +234,6 @@ def alone(traced: LocalCluster, alone_router: SecondRouter) -> SecondRouter:
     return alone_router
 
 
-@pytest.mark.slow
 def test_decode_only_request_traces_its_prefill_chunks(alone, collector):
     with Client(alone.address) as client:
         text = client.generate("def main():", PLAIN, request_id="alone").text()
@@ -256,7 +253,6 @@ def test_decode_only_request_traces_its_prefill_chunks(alone, collector):
     assert answered["finish_reason"] == "length"
 
 
-@pytest.mark.slow
 def test_decode_span_records_preemptions(alone, collector):
     params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.9, seed=5, n=3)
 
@@ -299,7 +295,6 @@ def test_rejected_request_traces_the_reason(alone, collector):
 # The collector of spans delays no request.
 
 
-@pytest.mark.slow
 async def test_router_serves_and_ends_while_its_collector_hangs(cluster):
     with collector_that("hangs") as endpoint:
         told = {
