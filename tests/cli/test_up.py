@@ -271,15 +271,7 @@ def test_up_ignores_the_certificates_of_its_own_commands(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_up_leaves_no_children_when_killed() -> None:
-    with running(*ARGUMENTS) as up:
-        processes = started(up, 6)
-        up.kill()
-        wait_until(lambda: gone(processes))
-
-
-@pytest.mark.slow
-def test_up_removes_folders_of_a_killed_one(tmp_path: Path) -> None:
+def test_killed_up_leaves_no_process_and_no_folder_to_the_next(tmp_path: Path) -> None:
     def folders() -> set[Path]:
         return set(tmp_path.glob("baton-*"))
 
@@ -287,8 +279,10 @@ def test_up_removes_folders_of_a_killed_one(tmp_path: Path) -> None:
     kept.mkdir()
     with running(*ARGUMENTS, TMPDIR=str(tmp_path)) as first:
         wait_until(lambda: len(folders()) == 3)
+        processes = started(first, 6)
         first.kill()
         first.wait()
+        wait_until(lambda: gone(processes))
         left = folders() - {kept}
     assert len(left) == 2
     with running(*ARGUMENTS, TMPDIR=str(tmp_path)) as second:

@@ -138,8 +138,14 @@ async def workers(pictured: LocalCluster) -> AsyncIterator[Workers]:
         yield Workers(pictured, stack)
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    ("role", "moment"),
+    [  # each moment with one of both roles; with the other one nightly
+        pytest.param(role, moment, marks=() if (i + j) % 2 else pytest.mark.nightly)
+        for i, role in enumerate(("prefill", "decode"))
+        for j, moment in enumerate(MOMENTS)
+    ],
+)
 async def test_answer_survives_encode_worker_killed(workers, path, engine, role, moment):
     cluster, question = workers.cluster, Question(path, engine)
     source, name = workers.source(question), f"{role}-0"

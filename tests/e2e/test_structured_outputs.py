@@ -50,7 +50,11 @@ def texts(cluster: LocalCluster, fields: dict[str, Any], *, chat: bool = False) 
 
 @pytest.mark.parametrize(
     ("form", "chat"),
-    [("structured_outputs", False), ("guided_json", False), ("response_format", True)],
+    [
+        ("response_format", True),
+        pytest.param("structured_outputs", False, marks=pytest.mark.nightly),
+        pytest.param("guided_json", False, marks=pytest.mark.nightly),
+    ],
 )
 def test_json_of_bounded_schema_ends_for_every_seed(cluster, form, chat):
     for text in texts(cluster, FORMS[form], chat=chat):

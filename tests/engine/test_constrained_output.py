@@ -219,7 +219,7 @@ def test_constrained_requests_are_launched_ahead(checkpoints, expected):
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("turn", [*mostly_slow(range(8), 0, 1), *nightly(range(8, 20))])
+@pytest.mark.parametrize("turn", [*mostly_slow(range(4), 0, 1), *nightly(range(4, 20))])
 def test_constrained_requests_equal_single_ones_in_random_pools(checkpoints, expected, turn, rng):
     """Requests come while others run; the pool has room for the largest and little more."""
     block_size = rng.choice([1, 2, 3, 4, 8])

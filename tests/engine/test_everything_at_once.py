@@ -261,7 +261,7 @@ def some_settings(chosen: random.Random, family: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("turn", [*mostly_slow(range(12), *range(3)), *nightly(range(12, 80))])
+@pytest.mark.parametrize("turn", [*mostly_slow(range(6), 0, 1), *nightly(range(6, 80))])
 def test_random_engine_settings_and_arrivals_change_no_output(checkpoints, alone, turn, rng):
     """Requests come while others run, some end early by themselves, some are aborted and come
     again, and the cache is flushed now and then."""

@@ -95,8 +95,19 @@ def overflowing(tmp_path_factory):
 
 
 @pytest.mark.parametrize("count", [36, *nightly([700])])
-@pytest.mark.parametrize("is_late", [False, True], ids=["at once", "late"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "is_late"),
+    [
+        pytest.param(
+            way,
+            is_late,
+            id=f"{way}-{'late' if is_late else 'at once'}",
+            marks=() if i % 2 == is_late else pytest.mark.nightly,
+        )
+        for i, way in enumerate(WAYS)
+        for is_late in (False, True)
+    ],
+)
 @pytest.mark.parametrize("family", ["llama", *nightly(FAMILIES)])
 def test_others_are_answered_as_without_broken_ones(overflowing, family, way, is_late, count, seed):
     """A sampled answer may choose what overflows by itself, and fails without others, too."""

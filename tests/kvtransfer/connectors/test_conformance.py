@@ -140,7 +140,7 @@ async def test_connector_leaves_held_leading_blocks_untouched(way, num_held):
 
 
 async def test_connector_moves_ten_thousand_blocks(way, rng):
-    num_blocks = 10_000
+    num_blocks = 10_000 if way[0] != "files" else 1000  # a file for each block
     there = tuple(rng.sample(range(1, num_blocks + 1), num_blocks))
     here = tuple(rng.sample(range(1, num_blocks + 1), num_blocks))
     async with between(way, num_blocks) as ends:

@@ -357,4 +357,4 @@ class Attempts(RuleBasedStateMachine):
 
 
 TestAttempts = Attempts.TestCase
-TestAttempts.settings = settings(max_examples=150)
+TestAttempts.settings = settings(max_examples=75)
