@@ -17,7 +17,6 @@ from baton.engine.scheduler.scheduling.policy import POLICIES
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from tests.engine.conftest import Checkpoints
-from tests.support.daily_cases import daily_mark
 from tests.support.engine.drafts import OracleDrafter
 from tests.support.engine.engines import (
     alone,
@@ -178,14 +177,8 @@ def test_constrained_output_is_in_the_language(plain, expected):
     assert len(set(expected.values())) > len(GRAMMARS), "all prompts say the same"
 
 
-@pytest.mark.parametrize(
-    ("way", "policy"),
-    [  # any two of them meet within three days
-        pytest.param(way, policy, marks=() if policy == "decode-first" else daily_mark(i + j, 3))
-        for i, way in enumerate(WAYS)
-        for j, policy in enumerate(POLICIES)
-    ],
-)
+@pytest.mark.parametrize("policy", mostly_slow(POLICIES, "decode-first"))
+@pytest.mark.parametrize("way", WAYS)
 def test_constrained_requests_equal_those_run_alone(checkpoints, expected, way, policy):
     engine = load(checkpoints["tiny"], **WAYS[way], policy=policy)
     prompts = prompts_of(engine)

@@ -14,7 +14,6 @@ from baton.engine.request import EngineRequest, FinishReason
 from baton.engine.scheduler.scheduling.policy import POLICIES
 from baton.sampling import SamplingParams
 from tests.engine.conftest import Checkpoints
-from tests.support.daily_cases import daily_mark
 from tests.support.engine.checkpoints import BLOCK_SIZE
 from tests.support.engine.engines import assert_idle, drain, load, mostly_slow, request
 from tests.support.engine.kinds import GREEDY, KINDS, transcript
@@ -125,8 +124,8 @@ FAMILIES = ("gpt_oss", "qwen2_hybrid", "mistral_short", "gemma3", "gpt2")
     ("way", "policy", "family"),
     [
         *((way, "priority", "llama") for way in POLICY_WAYS),
-        *(  # any two of them meet within three days, each way and each policy others every day
-            pytest.param(way, policy, FAMILIES[(i + j) % len(FAMILIES)], marks=daily_mark(i + j, 3))
+        *(  # any two of them meet
+            pytest.param(way, policy, FAMILIES[(i + j) % len(FAMILIES)], marks=pytest.mark.slow)
             for i, way in enumerate(WAYS)
             for j, policy in enumerate(POLICIES)
         ),

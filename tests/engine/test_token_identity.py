@@ -15,7 +15,6 @@ from baton.engine.executor.sampling.sampler import Sampler
 from baton.engine.request import EngineRequest, FinishReason, KvSource, Purpose
 from baton.errors import InvalidArgumentError, OverloadedError
 from baton.sampling import SamplingParams
-from tests.support.daily_cases import daily_mark
 from tests.support.engine.checkpoints import BLOCK_SIZE, VOCAB_SIZE
 from tests.support.engine.engines import (
     assert_idle,
@@ -74,14 +73,14 @@ ANY_SIZE = [*range(1, 34), 47, 63, 64, 65, 127, 128, 129, 255]
 
 
 def cases_of_any_size() -> Iterator[Any]:
-    """Each kind of attention meets chunks of each size within three days, by families that take
-    turns; all families do so nightly. Where chunks begin and end matters to blocks and windows, and
-    to nothing else of a model."""
+    """Each kind of attention meets chunks of each size, by families that take turns; all families
+    do so nightly. Where chunks begin and end matters to blocks and windows, and to nothing else of
+    a model."""
     for families in (FULL, WINDOWED, HYBRID):
         for turn, family in enumerate(families):
             for i, budget in enumerate(ANY_SIZE):
                 is_its_turn = i % len(families) == turn
-                later = daily_mark(i // len(families), 3) if is_its_turn else pytest.mark.nightly
+                later = pytest.mark.slow if is_its_turn else pytest.mark.nightly
                 yield pytest.param(family, budget, marks=() if budget == 17 else later)
 
 

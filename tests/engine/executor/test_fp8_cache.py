@@ -12,7 +12,6 @@ from baton.engine.llm import LLM
 from baton.engine.request import FinishReason
 from baton.errors import InvalidArgumentError, UnsupportedModelError
 from baton.sampling import SamplingParams
-from tests.support.daily_cases import daily_mark
 from tests.support.engine.checkpoints import BLOCK_SIZE
 from tests.support.engine.engines import assert_idle, load, mostly_slow, tokens
 from tests.support.engine.prompts import random_prompt
@@ -29,7 +28,6 @@ FP8 = "fp8_e4m3"
 NUM_TOKENS = 8
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=True)
 FAMILIES = ["llama", "qwen3", "mistral_short", "gemma3", "gpt_oss", "deepseek_v3"]
-QUICK = {"llama", "gemma3", "deepseek_v3"}
 NUM_LAYERS = 3
 LENGTHS = (5, BLOCK_SIZE, BLOCK_SIZE + 1, 39, 64)
 
@@ -91,16 +89,8 @@ def test_fp8_cache_holds_more_tokens_in_equal_memory(checkpoints):
     assert small.core.scheduler.stats().num_blocks // 4 == plain.core.scheduler.stats().num_blocks
 
 
-@pytest.mark.parametrize(
-    ("family", "budget"),
-    [  # the others meet within three days
-        pytest.param(
-            family, budget, marks=() if budget == 17 and family in QUICK else daily_mark(i + j, 3)
-        )
-        for i, family in enumerate(FAMILIES)
-        for j, budget in enumerate((3, 17, 512))
-    ],
-)
+@pytest.mark.parametrize("budget", mostly_slow([3, 17, 512], 17))
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES, "llama", "gemma3", "deepseek_v3"))
 def test_fp8_tokens_equal_attention_over_rounded_kv(checkpoints, family, budget):
     path = checkpoints[family]
     engine = load(
