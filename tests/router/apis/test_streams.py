@@ -34,6 +34,7 @@ from baton_router.call.tokens import Tokens
 from baton_router.routing.admission.quotas import Quota
 from baton_router.text.output_parsing.formats.catalog import output_format
 from baton_router.text.token_bytes import TokenBytes
+from tests.support.grids import nightly
 from tests.support.model_outputs import WRITTEN, special_tokenizer
 from tests.support.router.front import anthropic_client_of, front_of
 from tests.support.router.scripted import Cue
@@ -456,11 +457,12 @@ def test_parts_of_a_stream_are_those_of_the_whole(name, options):
 
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("api", ["chat", "messages", "responses"])
-async def test_streamed_answer_is_the_whole_answer(name, api):
+@pytest.mark.parametrize("step", [5, *nightly([1])])  # 5: with each value of each option
+async def test_streamed_answer_is_the_whole_answer(name, api, step):
     cuts = random.Random(7)
     reasoning = "harmony" if "harmony" in name else "think"
     form = output_format(WRITTEN[name].format_name, reasoning, TOKENIZER)
-    for options in itertools.islice(OPTIONS.values(), 0, None, 5):  # each value of each option
+    for options in itertools.islice(OPTIONS.values(), 0, None, step):
         for text in answers_of(name, options):
             parser = form.parser(options)
             updates = [
