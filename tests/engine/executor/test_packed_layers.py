@@ -24,6 +24,7 @@ from baton_kernels.cpu.quantized_weight import QuantizedWeight, quantize
 from tests.support.engine.checkpoints import small_config
 from tests.support.engine.engines import load, tokens
 from tests.support.engine.prompts import awkward_prompts
+from tests.support.gguf.caches import own_cache
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system  # a C compiler
@@ -223,11 +224,8 @@ def test_engine_maps_the_file_of_an_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With equal tokens, and without the checkpoint's own file."""
-    kernels = Path.home() / ".cache" / "baton" / "kernels"
-    (tmp_path / "baton").mkdir()
-    if kernels.is_dir():
-        (tmp_path / "baton" / "kernels").symlink_to(kernels)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = own_cache(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     config = small_config(
         "Qwen3Config", vocab_size=LEAST_BYTES // 64 // 4, tie_word_embeddings=True
     )
@@ -241,6 +239,6 @@ def test_engine_maps_the_file_of_an_earlier_one(
         expected = expected or found
         assert found == expected
         mapped = Path("/proc/self/maps").read_text()
-        assert (str(tmp_path / "baton" / "weights") in mapped) is bool(keeps)
+        assert (str(cache / "baton" / "weights") in mapped) is bool(keeps)
         assert str(tmp_path / "model") not in mapped
         del engine
