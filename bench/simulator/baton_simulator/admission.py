@@ -6,13 +6,13 @@ place of the event loop."""
 from collections.abc import Callable
 
 from baton.errors import BatonError
+from baton.fairness.fair_queue import Waiting
 from baton_router.routing.admission.admission_queue import (
     POLL_SECONDS,
     AdmissionQueue,
     QueuedRequest,
     expired,
 )
-from baton_router.routing.admission.fair_queue import Waiting
 from baton_router.routing.admission.forecast import Forecasts
 from baton_router.routing.admission.policy import admission_named
 from baton_router.routing.admission.quotas import Quotas

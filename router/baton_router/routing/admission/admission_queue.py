@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from baton.errors import BatonError, DeadlineExceededError, OverloadedError
+from baton.fairness.fair_queue import FairQueue, Waiting
 from baton.serving.deadline import Clock
-from baton_router.routing.admission.fair_queue import FairQueue, Waiting
 from baton_router.routing.admission.quotas import Quotas
 from baton_router.routing.placement.decision import Decision
 

@@ -4,6 +4,7 @@ import asyncio
 from typing import Protocol
 
 from baton.errors import BatonError
+from baton.fairness.fair_queue import Waiting
 from baton.serving.deadline import Deadline
 from baton.serving.telemetry.stages import stage
 from baton_router.call.request import Request, RequestOutcome
@@ -16,7 +17,6 @@ from baton_router.routing.admission.admission_queue import (
     QueuedRequest,
     expired,
 )
-from baton_router.routing.admission.fair_queue import Waiting
 from baton_router.routing.admission.quotas import Quotas
 from baton_router.routing.placement.decision import Decision
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from baton_router.routing.admission.fair_queue import FairQueue, Waiting
+from baton.fairness.fair_queue import FairQueue, Waiting
 
 
 def drain(queue: FairQueue[int]) -> list[Waiting[int]]:
