@@ -24,7 +24,7 @@ class FairBound:
         total: what all holders have together.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: float) -> None:
         self.total = 0
         self._limit = limit
         self._held: dict[str, int] = {}

@@ -7,10 +7,13 @@ weights, however long their requests are, at constant cost per request. Within a
 first served. Awaits nothing; independent of workers.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+from baton.fairness.fair_bound import FairBound
 
 # About the length of a prompt, so that a turn admits one or two requests.
 QUANTUM_TOKENS = 1024
@@ -52,23 +55,32 @@ class FairQueue(Generic[T]):
     Args:
         weight_of: returns a tenant's share relative to the others, greater than 0.
         quantum: tokens per turn at weight 1.
+        max_waiting: maximum number of queued items, as `giving_way` has it.
 
     Attributes:
         num_tokens: tokens of all queued items.
     """
 
     def __init__(
-        self, weight_of: Callable[[str], float] = lambda _: 1.0, quantum: int = QUANTUM_TOKENS
+        self,
+        weight_of: Callable[[str], float] = lambda _: 1.0,
+        quantum: int = QUANTUM_TOKENS,
+        max_waiting: float = math.inf,
     ) -> None:
         self._weight_of = weight_of
         self._quantum = quantum
         # For each class, its tenants in the order of their turns.
         self._classes: dict[int, dict[str, _Flow[T]]] = {}
-        self._num_waiting = 0
+        self._bound = FairBound(max_waiting)
         self.num_tokens = 0
 
     def __len__(self) -> int:
-        return self._num_waiting
+        return self._bound.total
+
+    def giving_way(self, tenant: str) -> str | None:
+        """Returns the tenant that gives way to one more item of `tenant`, by `FairBound`: None
+        while there is room, `tenant` itself if the item is to be refused."""
+        return self._bound.giving_way(tenant)
 
     def push(self, item: T, *, tenant: str, priority: int = 0, num_tokens: int) -> Waiting[T]:
         """Adds an item at the end of its tenant's queue. Smaller priorities are served first."""
@@ -91,6 +103,13 @@ class FairQueue(Generic[T]):
                 self._count(waiting, -1)
                 return waiting
         return None
+
+    def pop_newest(self, tenant: str) -> Waiting[T]:
+        """Removes and returns the newest item of a tenant that has any, of its last class."""
+        priority = max(each for each, flows in self._classes.items() if tenant in flows)
+        newest = self._classes[priority][tenant].waiting[-1]
+        self.remove(newest)
+        return newest
 
     def put_back(self, waiting: Waiting[T]) -> None:
         """Undoes the `pop` that returned the item: it is again the first of its tenant, and its
@@ -116,7 +135,10 @@ class FairQueue(Generic[T]):
                 del self._classes[waiting.priority]
 
     def _count(self, waiting: Waiting[T], change: int) -> None:
-        self._num_waiting += change
+        if change > 0:
+            self._bound.add(waiting.tenant)
+        else:
+            self._bound.remove(waiting.tenant)
         self.num_tokens += change * waiting.num_tokens
 
     def _pop_of(

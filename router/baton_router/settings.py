@@ -235,7 +235,8 @@ class RouterSettings(_RouterGroups):
     max_waiting: int = Field(
         MAX_WAITING,
         ge=1,
-        description="Maximum requests in the admission queue; more are rejected.",
+        description="Maximum requests in the admission queue. In a full one the newest request of "
+        "the tenant with the most is rejected.",
     )
     ready_without_workers: bool = Field(
         False,

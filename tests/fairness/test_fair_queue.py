@@ -117,6 +117,17 @@ class Model(RuleBasedStateMachine):
             assert waiting.item == min(same), "first come, first served"
             del self.inside[waiting.item]
 
+    @precondition(lambda self: self.inside)
+    @rule(data=st.data())
+    def pop_newest(self, data):
+        tenant = data.draw(st.sampled_from(sorted({w.tenant for w in self.inside.values()})))
+        newest = self.queue.pop_newest(tenant)
+        mine = [w for w in self.inside.values() if w.tenant == tenant]
+        last_class = max(w.priority for w in mine)
+        assert newest.item == max(w.item for w in mine if w.priority == last_class)
+        del self.inside[newest.item]
+        self.last = None
+
     @precondition(lambda self: self.last is not None)
     @rule()
     def put_back(self):

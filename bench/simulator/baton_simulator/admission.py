@@ -50,7 +50,10 @@ class AdmissionController:
             lambda job, _: decide(job), lambda job: job.demand, admission, lambda: clock.now
         )
         self._queue: AdmissionQueue[Job] = AdmissionQueue(
-            Quotas(clock=lambda: clock.now), self._forecasts, clock=lambda: clock.now
+            Quotas(clock=lambda: clock.now),
+            self._forecasts,
+            self._refuse,
+            clock=lambda: clock.now,
         )
         self._waiting: set[int] = set()
         self._is_polling = False
@@ -84,10 +87,10 @@ class AdmissionController:
         self._is_polling = True
         while (result := self._queue.next()) is not None:
             job = result.request
-            self._waiting.remove(job.number)
             if result.refusal is not None:
-                self._on_refused(job, result.refusal)
+                self._refuse(job, result.refusal)
                 continue
+            self._waiting.remove(job.number)
             self._forecasts.begin(job, result.forecast)
             self._on_admitted(job)
         self._is_polling = False
@@ -102,7 +105,10 @@ class AdmissionController:
     def _expire(self, waiting: Waiting[QueuedRequest[Job]]) -> None:
         job = waiting.item.request
         if job.number in self._waiting:
-            self._waiting.remove(job.number)
             self._queue.remove(waiting)
-            self._on_refused(job, expired())
+            self._refuse(job, expired())
             self.poll()
+
+    def _refuse(self, job: Job, error: BatonError) -> None:
+        self._waiting.remove(job.number)
+        self._on_refused(job, error)

@@ -2,8 +2,9 @@
 Pure.
 
 A new request is rejected immediately, with a retry-after, if its first token would miss its
-deadline or the queue is full. Otherwise the queue admits it in fair order, once its forecast shows
-capacity and its tenant's quota allows it. A request whose first token would by then be too late is
+deadline. In a full queue the tenant with the most requests gives way: its newest one is rejected.
+Otherwise the queue admits a request in fair order, once its forecast shows capacity and its
+tenant's quota allows it. A request whose first token would by then be too late is
 rejected, since the requests after it can still be served in time. Forecasts come from a
 `Forecaster` and the time from a clock, so that the router and the simulator share this code.
 """
@@ -90,6 +91,7 @@ class AdmissionQueue(Generic[T]):
     """Admission queue of one router.
 
     Args:
+        on_displaced: called with each request that gives way to another tenant's, and its error.
         max_waiting: maximum number of queued requests; more are rejected.
     """
 
@@ -97,14 +99,17 @@ class AdmissionQueue(Generic[T]):
         self,
         quotas: Quotas,
         forecaster: Forecaster[T],
+        on_displaced: Callable[[T, BatonError], None],
         max_waiting: int = MAX_WAITING,
         clock: Clock = time.monotonic,
     ) -> None:
         self._quotas = quotas
         self._forecaster = forecaster
-        self._max_waiting = max_waiting
+        self._on_displaced = on_displaced
         self._clock = clock
-        self._queue: FairQueue[QueuedRequest[T]] = FairQueue(quotas.weight_of)
+        self._queue: FairQueue[QueuedRequest[T]] = FairQueue(
+            quotas.weight_of, max_waiting=max_waiting
+        )
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -119,12 +124,16 @@ class AdmissionQueue(Generic[T]):
     ) -> Waiting[QueuedRequest[T]]:
         """Queues a request with `num_tokens` prompt tokens.
 
-        Raises `OverloadedError` if the queue is full or the first token would miss `seconds_left`.
+        Raises `OverloadedError` if the queue is full and no other tenant has more requests in it,
+        or if the first token would miss `seconds_left`.
         """
-        is_full = len(self._queue) >= self._max_waiting
+        giving_way = self._queue.giving_way(tenant)
+        is_full = giving_way == tenant
         decision = None
         if is_full or seconds_left < float("inf"):
             decision = self._check_worthwhile(request, tenant, seconds_left, is_full=is_full)
+        if giving_way is not None:
+            self._displace(giving_way)
         queued = QueuedRequest(request, self._clock() + seconds_left, decision)
         return self._queue.push(queued, tenant=tenant, priority=priority, num_tokens=num_tokens)
 
@@ -162,6 +171,18 @@ class AdmissionQueue(Generic[T]):
     def leave(self, tenant: str, num_output_tokens: int) -> None:
         """Releases the quota of an admitted request that has ended."""
         self._quotas.leave(tenant, num_output_tokens)
+
+    def _displace(self, tenant: str) -> None:
+        """Rejects the newest request of a tenant, which another one's takes the place of."""
+        waiting = len(self._queue)
+        displaced = self._queue.pop_newest(tenant).item.request
+        wait = self._forecaster.forecast(displaced, self._queue.num_tokens, None).drain_seconds
+        error = OverloadedError(
+            f"{waiting} requests wait at this router already, the most of them of tenant "
+            f"{tenant!r}: its newest gives way to another tenant's",
+            max(wait, _LEAST_RETRY_SECONDS),
+        )
+        self._on_displaced(displaced, error)
 
     def _check_worthwhile(
         self, request: T, tenant: str, seconds_left: float, *, is_full: bool

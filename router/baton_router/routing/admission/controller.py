@@ -53,7 +53,9 @@ class AdmissionController:
         self.is_paused = False
         self.num_waiting_encoder_tokens = 0
         self._forecasts = forecasts
-        self._queue: AdmissionQueue[Request] = AdmissionQueue(quotas, forecasts, max_waiting)
+        self._queue: AdmissionQueue[Request] = AdmissionQueue(
+            quotas, forecasts, self.abandon, max_waiting
+        )
         self._pending: dict[int, _Admission] = {}  # of queued requests
         self._is_placing = False  # an admitted request has not been placed yet
         self._timer: asyncio.TimerHandle | None = None

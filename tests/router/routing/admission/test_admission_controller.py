@@ -314,3 +314,38 @@ async def test_paused_admission_holds_requests_until_resume_or_drain():
             requests.resume()
         await waiting
         assert (cluster.order, requests.is_paused) == (["waits"], False)
+
+
+async def test_full_queue_displaces_newest_of_largest_tenant():
+    cluster, full = Cluster(room=1, max_waiting=10), asyncio.Event()
+    tasks = [asyncio.create_task(cluster.run("first", full, tenant="many"))]
+    await until(lambda: cluster.num_running == 1, within=2.0)
+    many = [asyncio.create_task(cluster.run(f"m{i}", tenant="many")) for i in range(26)]
+    await until(lambda: cluster.admission_controller.num_waiting == 10, within=2.0)
+    few = [asyncio.create_task(cluster.run(f"f{i}", tenant="few")) for i in range(7)]
+    await until(lambda: sum(task.done() for task in (*many, *few)) == 16 + 7, within=2.0)
+    assert cluster.admission_controller.num_waiting == 10
+    full.set()
+    outcomes = await asyncio.gather(*tasks, *many, *few, return_exceptions=True)
+    assert cluster.order[0] == "first"
+    assert {*cluster.order[1:]} == {f"{tenant}{i}" for tenant in "mf" for i in range(5)}
+    refused = [each for each in outcomes if each is not None]
+    assert {type(each) for each in refused} == {OverloadedError}
+    assert all(each.retry_after > 0 for each in refused)
+    displaced = [str(each) for each in refused if "gives way" in str(each)]
+    assert len(displaced) == 5
+    assert "10 requests wait" in displaced[0]
+    assert "tenant 'many'" in displaced[0]
+
+
+async def test_paused_queue_displaces_at_once():
+    cluster = Cluster(room=1, max_waiting=2)
+    cluster.admission_controller.pause()
+    many = [asyncio.create_task(cluster.run(f"m{i}", tenant="many")) for i in range(2)]
+    await until(lambda: cluster.admission_controller.num_waiting == 2, within=2.0)
+    few = asyncio.create_task(cluster.run("few", tenant="few"))
+    with pytest.raises(OverloadedError, match="gives way"):
+        await many[1]
+    cluster.admission_controller.resume()
+    await asyncio.gather(many[0], few)
+    assert sorted(cluster.order) == ["few", "m0"]

@@ -277,7 +277,9 @@ def test_admission_rejects_image_that_cannot_be_encoded_in_time():
     setting = Setting()
     setting.rates = replace(RATES, encoder_seconds_per_token=0.1)
     setting.encoders = (ENCODER._replace(num_queued_encoder_tokens=10**6),)
-    queue: AdmissionQueue[Demand] = AdmissionQueue(Quotas(), setting.forecasts)
+    queue: AdmissionQueue[Demand] = AdmissionQueue(
+        Quotas(), setting.forecasts, on_displaced=lambda *_: None
+    )
     with setting.in_flight(request()):
         queue.join(request(), tenant="", priority=0, num_tokens=100, seconds_left=4.0)
         setting.images = (IMAGE,)
