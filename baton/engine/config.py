@@ -202,6 +202,14 @@ class EngineConfig:
         "Launch a step before the tokens of the previous one are back. Unset: on a GPU, which "
         "would be idle meanwhile.",
     )
+    max_grammar_s: float = setting(
+        10.0,
+        "CPU seconds that the grammar of one request may take in steps, all its sequences "
+        "together; beyond, it fails. A mask takes 10 to 100 microseconds, of a hostile grammar "
+        "milliseconds, for which all sequences of the worker wait.",
+        gt=0,
+        le=86_400,
+    )
     num_threads: int | None = setting(
         None, "CPU threads of one forward pass. Unset: torch's default.", ge=1
     )

@@ -441,3 +441,15 @@ def test_constrained_requests_run_among_all_other_kinds(checkpoints, plain, expe
             assert output_of(updates[key])[0] == expected[key]
     assert engine.core.scheduler.stats().num_preemptions > 0
     assert_idle(engine)
+
+
+def test_request_fails_alone_beyond_its_grammar_budget(checkpoints, expected):
+    engine = load(checkpoints["tiny"], **ROOM, max_grammar_s=1e-9)
+    prompts = prompts_of(engine)
+    free, bound = "free 0", next(key for key in prompts if params_of(key).grammar is not None)
+    for key in (free, bound):
+        engine.core.add(request(key, prompts[key], params_of(key)))
+    updates = drain(engine)
+    assert output_of(updates[free])[0] == expected[free]
+    assert "--max-grammar-s" in updates[bound][-1].failure
+    assert_idle(engine)

@@ -54,11 +54,10 @@ from baton.errors import (
     UnavailableError,
 )
 from baton.models.images.encoder_input import EncoderInput
-from baton.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from baton.engine.executor.grammar.compiler import GrammarCompiler
-    from baton.engine.executor.grammar.state import CompiledGrammar
+    from baton.engine.executor.grammar.state import RequestGrammar
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +133,7 @@ class EngineCore:
         self._has_failed = False
         self._is_closed = False
         self._idle_since: float | None = None
-        self._prepared: OrderedDict[int, CompiledGrammar] = OrderedDict()
+        self._prepared: OrderedDict[int, RequestGrammar] = OrderedDict()
 
     @classmethod
     def from_pretrained(
@@ -162,7 +161,7 @@ class EngineCore:
 
     # Between two steps.
 
-    def check(self, request: EngineRequest, grammar: "CompiledGrammar | None" = None) -> None:
+    def check(self, request: EngineRequest, grammar: "RequestGrammar | None" = None) -> None:
         """Raises the errors of `add`, except for an id that is taken and for a grammar that is not
         compiled yet."""
         self._check(request)
@@ -174,21 +173,22 @@ class EngineCore:
         could not compute. Its tensors may be missing unless `has_tensors`."""
         self._check.encoder_input(encoder_input, has_tensors=has_tensors)
 
-    def compile_grammar(self, params: SamplingParams) -> "CompiledGrammar | None":
-        """Compiles the grammar of `params` for `add`. May take seconds; from any thread.
+    def compile_grammar(self, request: EngineRequest) -> "RequestGrammar | None":
+        """Compiles the grammar of a request for `add`. May take seconds; from any thread.
 
         Raises `InvalidArgumentError` for a grammar that does not compile, or not in time.
         """
-        if params.grammar is None:
+        grammar = request.params.grammar
+        if grammar is None:
             return None
         if self._grammars is None:
             raise InvalidArgumentError(
                 "sampling.grammar",
                 "cannot be used with this model: its folder has no tokenizer.json",
             )
-        return self._grammars.compile(params.grammar)
+        return self._grammars.compile(grammar).for_request(self.config.max_grammar_s)
 
-    def add(self, request: EngineRequest, grammar: "CompiledGrammar | None" = None) -> None:
+    def add(self, request: EngineRequest, grammar: "RequestGrammar | None" = None) -> None:
         """Queues a request; its first update comes from a later `step`.
 
         Args:
@@ -201,7 +201,7 @@ class EngineCore:
             raise UnavailableError("the engine is closed")
         params, info = request.params, self.facts.info
         if params.grammar is not None and grammar is None:
-            grammar = self.compile_grammar(params)
+            grammar = self.compile_grammar(request)
         self.check(request, grammar)
         if request.request_id in self.scheduler:
             raise AlreadyExistsError(f"request {request.request_id!r} is already here")
@@ -221,14 +221,14 @@ class EngineCore:
         """Compiles the grammar of a request that will follow, and checks the output that the
         request has, for `take_grammar` of this number. From any thread; raises as
         `compile_grammar`."""
-        grammar = self.compile_grammar(request.params)
+        grammar = self.compile_grammar(request)
         if grammar is not None:
             check_grammar(request, grammar)
             self._prepared[number] = grammar
         while len(self._prepared) > _MAX_PREPARED:
             self._prepared.popitem(last=False)
 
-    def take_grammar(self, number: int | None) -> "CompiledGrammar | None":
+    def take_grammar(self, number: int | None) -> "RequestGrammar | None":
         """Returns a prepared grammar, once; None if there is none of this number (any more)."""
         return None if number is None else self._prepared.pop(number, None)
 

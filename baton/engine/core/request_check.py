@@ -19,7 +19,7 @@ from baton.models.pooling import why_not
 from baton.sampling import check_token_ids, check_vocabulary
 
 if TYPE_CHECKING:
-    from baton.engine.executor.grammar.state import CompiledGrammar
+    from baton.engine.executor.grammar.state import RequestGrammar
 
 
 class RequestCheck:
@@ -166,7 +166,7 @@ class RequestCheck:
         return num_blocks * request.params.beam_width if is_beam_search else num_blocks
 
 
-def check_grammar(request: EngineRequest, grammar: "CompiledGrammar") -> None:
+def check_grammar(request: EngineRequest, grammar: "RequestGrammar") -> None:
     """Raises `InvalidArgumentError` unless `grammar` allows the output that the request has."""
     grammar.start(request.token_ids[request.num_prompt_tokens :])
     for i, output in enumerate(request.outputs):

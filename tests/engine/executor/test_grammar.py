@@ -870,7 +870,7 @@ def test_slow_grammar_is_rejected_once_found(new_compiler):
     compiler = new_compiler()
     compiled = compiler.compile(GRAMMARS["pattern"])
     state = compiled.start()
-    state._check_cost(0.5)
+    state._charge(0.5)
     assert state.failure == "takes 500 ms of computing for one token"
     with pytest.raises(InvalidArgumentError, match="takes 500 ms"):
         compiler.compile(GRAMMARS["pattern"])

@@ -50,9 +50,11 @@ class GrammarLimits:
     Attributes:
         time_s: wall-clock seconds of a trial.
         memory_bytes: bytes that a trial may allocate.
-        token_s: CPU seconds of one token.
+        token_s: CPU seconds of one token, its mask included.
         mean_token_s: mean CPU seconds per token, masks included.
-        max_lexer_states: lexer states cached; about 500 bytes each.
+        max_lexer_states: lexer states cached; about 550 bytes each.
+        step_max_items: items of the parser for one mask; real grammars need less than 1,000, with
+            vocabularies of 150,000, too.
         num_trials: maximum number of concurrent trials.
         max_waiting: maximum number of grammars that wait for a trial.
     """
@@ -62,12 +64,17 @@ class GrammarLimits:
     token_s: float = 0.1
     mean_token_s: float = 0.005
     max_lexer_states: int = 20_000
+    step_max_items: int = 5_000
     num_trials: int = 2
     max_waiting: int = 16
 
     def native(self) -> LLParserLimits:
         """Returns the limits for llguidance, whose errors must not quote the grammar in logs."""
-        return LLParserLimits(max_lexer_states=self.max_lexer_states, verbose_errors=False)
+        return LLParserLimits(
+            max_lexer_states=self.max_lexer_states,
+            step_max_items=self.step_max_items,
+            verbose_errors=False,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +238,12 @@ def _walk(
     matcher.compute_bitmask()
     began_s = time.thread_time()
     for _ in range(_WALK_TOKENS):
+        token_began_s = time.thread_time()
         bits = int.from_bytes(matcher.compute_bitmask(), "little") & ~end_bits
         if not bits and not matcher.is_error():
             if matcher.is_accepting():
                 return None
             return TrialResult(problem="asks for an end-of-sequence token; leave those out")
-        token_began_s = time.thread_time()
         if bits:
             above = bits >> (start := draws.randrange(bits.bit_length()))
             matcher.try_consume_tokens([start + (above & -above).bit_length() - 1])

@@ -1,10 +1,11 @@
 """Grammar state of one sequence: the tokens allowed next, given the previous ones.
 
 A sequence with a grammar has a `GrammarState`, which fills the bitmasks for its logits and accepts
-the chosen tokens. End-of-sequence tokens are allowed only where the grammar may end. Independent of
-logits, steps and requests.
+the chosen tokens. End-of-sequence tokens are allowed only where the grammar may end. All states of
+a request share its `GrammarBudget`. Independent of logits and steps.
 """
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -17,6 +18,19 @@ from baton.engine.executor.grammar.vocabulary import Mask, Vocabulary, is_allowe
 from baton.errors import InvalidArgumentError
 
 _MAX_RENEWALS: Final = 3
+
+
+class GrammarBudget:
+    """CPU seconds that the grammar of one request may take, all its sequences together.
+
+    Attributes:
+        seconds: the whole budget.
+        left_s: what is left of it; negative once it is spent.
+    """
+
+    def __init__(self, seconds: float = math.inf) -> None:
+        self.seconds = seconds
+        self.left_s = seconds
 
 
 class CompiledGrammar:
@@ -45,17 +59,26 @@ class CompiledGrammar:
         if self._template.is_error():
             self.problem = reason_of(self._template.get_error())
 
-    def start(self, token_ids: Sequence[int] = (), field: str = "token_ids") -> "GrammarState":
-        """Returns the state after an output of `token_ids`.
+    def start(
+        self,
+        token_ids: Sequence[int] = (),
+        field: str = "token_ids",
+        budget: GrammarBudget | None = None,
+    ) -> "GrammarState":
+        """Returns the state after an output of `token_ids`, whose cost `budget` has, too.
 
         Raises `InvalidArgumentError`, naming `field`, if the grammar does not allow that output.
         """
-        state = GrammarState(self)
+        state = GrammarState(self, budget or GrammarBudget())
         for i, token_id in enumerate(token_ids):
             if not state.accept(token_id):
                 problem = state.failure or "sampling.grammar does not allow it"
                 raise InvalidArgumentError(field, f"token {i} of the output: {problem}")
         return state
+
+    def for_request(self, seconds: float) -> "RequestGrammar":
+        """Returns the grammar of one request, whose sequences may take `seconds` of CPU time."""
+        return RequestGrammar(self, GrammarBudget(seconds))
 
     def matcher(self) -> tuple[LLMatcher, int]:
         """Returns a matcher at the start of the grammar, and the generation of its lexer."""
@@ -79,18 +102,31 @@ class CompiledGrammar:
         return matcher
 
 
+class RequestGrammar:
+    """Compiled grammar of one request, with the budget that its sequences share."""
+
+    def __init__(self, compiled: CompiledGrammar, budget: GrammarBudget) -> None:
+        self._compiled = compiled
+        self._budget = budget
+
+    def start(self, token_ids: Sequence[int] = (), field: str = "token_ids") -> "GrammarState":
+        """Returns the state of one of its sequences, as `CompiledGrammar.start`."""
+        return self._compiled.start(token_ids, field, self._budget)
+
+
 class GrammarState:
     """Grammar state of one sequence. Used by one thread at a time.
 
     Attributes:
         failure: reason for which the sequence has to end with an error, else None: the grammar
-            allows no token, or one token takes too much CPU time.
+            allows no token, one token takes too much CPU time, or the budget is spent.
         token_ids: the accepted tokens, without the ends.
     """
 
-    def __init__(self, compiled: CompiledGrammar) -> None:
+    def __init__(self, compiled: CompiledGrammar, budget: GrammarBudget) -> None:
         self.failure: str | None = None
         self._compiled = compiled
+        self._budget = budget
         self._vocabulary = compiled.vocabulary
         self._matcher, self._generation = compiled.matcher()
         self._num_renewals = 0
@@ -105,7 +141,7 @@ class GrammarState:
 
     def accept(self, token_id: int) -> bool:
         """Appends a token. Returns False if it is not allowed; then at most `failure` changes."""
-        if self.failure is not None:
+        if self._has_failed():
             return False
         if token_id in self._vocabulary.end_ids:
             self._is_ended = self._is_ended or self._matcher.is_accepting()
@@ -145,21 +181,30 @@ class GrammarState:
         Args:
             row: `[mask_words(vocab_size)]`.
         """
-        while self.failure is None and not self.is_finished:
+        while not self._has_failed() and not self.is_finished:
+            began_s = time.thread_time()
             self._vocabulary.fill(self._matcher, row)
+            self._charge(time.thread_time() - began_s)
+            if self.failure is not None:
+                break
             if not self._matcher.is_error():
                 self._add_ends(row)
                 return
             self._recover()
         row[:] = self._vocabulary.ends
 
+    def _has_failed(self) -> bool:
+        """Returns whether the sequence has failed, by now or as another one found the cause."""
+        if self.failure is None:
+            self.failure = self._compiled.problem
+        return self.failure is not None
+
     def _consume(self, token_id: int) -> bool:
-        while self.failure is None:
+        while not self._has_failed():
             began_s = time.thread_time()
             is_accepted = self._matcher.try_consume_tokens([token_id]) == 1
-            took_s = time.thread_time() - began_s
+            self._charge(time.thread_time() - began_s)
             if not self._matcher.is_error():
-                self._check_cost(took_s)
                 if is_accepted:
                     self.token_ids.append(token_id)
                     self._is_exhausted = self._matcher.is_stopped()
@@ -176,20 +221,29 @@ class GrammarState:
         if may_end or self.failure is not None:
             row |= self._vocabulary.ends
 
-    def _check_cost(self, took_s: float) -> None:
-        """Fails if one token took too long; a trial cannot reach every part of a grammar."""
+    def _charge(self, took_s: float) -> None:
+        """Fails if one token, or the request, took too long; a trial cannot reach every part of a
+        grammar."""
+        self._budget.left_s -= took_s
         if took_s > self._compiled.token_s:
             self.failure = f"takes {1000 * took_s:.0f} ms of computing for one token"
             self._compiled.problem = self.failure
+        elif self._budget.left_s < 0:
+            self.failure = (
+                f"took more than {self._budget.seconds:g} s of computing for this request "
+                "(--max-grammar-s)"
+            )
 
     def _recover(self) -> None:
         """Recovers from a matcher error with a new lexer if the lexer failed, else fails."""
         reason = reason_of(self._matcher.get_error())
         if not reason.startswith("lexer error") or self._num_renewals == _MAX_RENEWALS:
-            self.failure = reason
+            self.failure = self.failure or reason
             return
+        began_s = time.thread_time()
         self._num_renewals += self._compiled.renew(self._generation)
         self._replay()
+        self._budget.left_s -= time.thread_time() - began_s
 
     def _rewind(self, num_tokens: int) -> None:
         """Undoes the tokens after the first `num_tokens`, and a failure that they caused."""
