@@ -71,7 +71,9 @@ class EngineRequest:
         kv_source: `EXTERNAL` allocates blocks and waits for `commit_external`.
         num_external_tokens: leading tokens whose KV is external, whole blocks and fewer than all;
             the rest is computed here. 0: all of them.
-        salt, adapter: sequences share prefixes only if both are equal.
+        salt, adapter: sequences share prefixes only if both are equal, and compiled grammars only
+            if the salt is.
+        tenant: whose grammars take turns with those of others.
         block_hashes: the chain hashes of the leading blocks, if already computed.
         sequence_index: index of the first sequence; more follow it if `params` ask for several.
         outputs: for several resumed sequences that are not ranked, the output tokens of each after
@@ -96,6 +98,7 @@ class EngineRequest:
     num_external_tokens: int = 0
     salt: bytes = b""
     adapter: bytes = b""
+    tenant: str = ""
     block_hashes: tuple[BlockHash, ...] = ()
     sequence_index: int = 0
     outputs: tuple[tuple[int, ...] | None, ...] = ()

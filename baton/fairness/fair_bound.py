@@ -38,6 +38,11 @@ class FairBound:
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
 
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether the holders have more than the limit: `largest` is then to give way."""
+        return self.total > self._limit
+
     def held_by(self, holder: str) -> int:
         return self._held.get(holder, 0)
 

@@ -71,6 +71,7 @@ def engine_request(
         outputs=outputs,
         block_hashes=block_hashes,
         salt=message.salt,
+        tenant=message.tenant,
         priority=message.priority,
         arrival_time=arrival,
         return_cost=return_cost,

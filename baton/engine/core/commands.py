@@ -7,7 +7,7 @@ scheduler's answer.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from baton.cluster.prefix import BlockHash
 from baton.engine.core.reports import QueryAnswer, QueryFailed, Refused
@@ -24,12 +24,9 @@ class Command(ABC):
 
     __slots__ = ()
 
-    runs_beside_steps: ClassVar[bool] = False
-    """It runs at once, in a thread of its own, and not between two steps."""
-
     @abstractmethod
     def run(self, core: "EngineCore") -> QueryAnswer:
-        """Does what it says, in the engine's thread unless `runs_beside_steps`."""
+        """Does what it says, in the engine's thread, but for `CompileGrammar`."""
 
     def refusal(self, error: BatonError) -> Refused | QueryFailed | None:  # noqa: ARG002
         """Returns the report of an error of `run`. None: an error is a defect, and ends the
@@ -243,8 +240,6 @@ class ReportMemory(Query):
 class CompileGrammar(Query):
     """Query: compiles the grammar of a request that will follow, and checks the output that the
     request has, beside the steps. The answer is None; `Add.grammar` names the query."""
-
-    runs_beside_steps = True
 
     query: int
     request: EngineRequest

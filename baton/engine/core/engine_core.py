@@ -186,7 +186,17 @@ class EngineCore:
                 "sampling.grammar",
                 "cannot be used with this model: its folder has no tokenizer.json",
             )
-        return self._grammars.compile(grammar).for_request(self.config.max_grammar_s)
+        compiled = self._grammars.compile(grammar, request.salt, request.tenant)
+        return compiled.for_request(self.config.max_grammar_s)
+
+    def has_grammar(self, request: EngineRequest) -> bool:
+        """Returns whether the request's grammar, or its refusal, is cached. From any thread."""
+        grammar = request.params.grammar
+        return (
+            grammar is None
+            or self._grammars is None
+            or self._grammars.is_cached(grammar, request.salt)
+        )
 
     def add(self, request: EngineRequest, grammar: "RequestGrammar | None" = None) -> None:
         """Queues a request; its first update comes from a later `step`.

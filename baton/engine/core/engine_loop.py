@@ -9,10 +9,10 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
-from baton.engine.core.commands import Add, Command, Query
+from baton.engine.core.commands import Add, Command, CompileGrammar, Query
 from baton.engine.core.engine_core import EngineCore
+from baton.engine.core.grammar_threads import GrammarThreads
 from baton.engine.core.reports import (
     Answered,
     Begun,
@@ -49,8 +49,7 @@ class EngineLoop:
         self._gpus = gpus
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        # A separate pool, so that slow grammars block nothing else.
-        self._compiling = ThreadPoolExecutor(max_workers=4, thread_name_prefix="grammar")
+        self._grammars = GrammarThreads(core, self._execute, report)
         self.reading = core.reading()
 
     def start(self) -> None:
@@ -58,8 +57,8 @@ class EngineLoop:
 
     def submit(self, command: Command) -> None:
         """Queues a command, or runs it beside the steps."""
-        if command.runs_beside_steps:
-            self._compiling.submit(self._execute, command)
+        if isinstance(command, CompileGrammar):
+            self._grammars.submit(command)
         else:
             self._commands.put(command)
 
@@ -67,7 +66,7 @@ class EngineLoop:
         """Stops after the current step and waits for that."""
         self._commands.put(None)
         self._thread.join()
-        self._compiling.shutdown(wait=False, cancel_futures=True)
+        self._grammars.close()
 
     def _run(self) -> None:
         try:
@@ -123,7 +122,7 @@ class EngineLoop:
             self._report(refusal)
         else:
             if isinstance(command, Query):
-                if not command.runs_beside_steps:
+                if not isinstance(command, CompileGrammar):
                     self._publish()
                 self._report(Answered(command.query, answer))
 

@@ -31,6 +31,7 @@ from baton.engine.executor.grammar.state import CompiledGrammar, GrammarState
 from baton.engine.executor.grammar.vocabulary import Mask, is_allowed, mask_words
 from baton.errors import InvalidArgumentError, OverloadedError
 from baton.sampling import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+from tests.support.clock import Clock
 from tests.support.waiting import wait_until
 
 FOLDER = Path(baton.models.locate("tiny"))
@@ -740,7 +741,7 @@ def test_hostile_grammar_compiles_or_fails_without_blocking(compiler, hasty, nam
 
 
 def test_compile_stops_at_its_time_limit(new_compiler, rng):
-    compiler = new_compiler(limits=GrammarLimits(time_s=0.3))
+    compiler = new_compiler(limits=GrammarLimits(time_s=0.3), clock=minutes())
     for name in ("disjoint patterns", "intersection"):
         with pytest.raises(InvalidArgumentError, match=r"takes more than 0\.3 s to compile"):
             compiler.compile(HOSTILE[name])
@@ -749,6 +750,11 @@ def test_compile_stops_at_its_time_limit(new_compiler, rng):
     mine = [p for p in children if "baton.engine.executor.grammar.judge" in p.cmdline()]
     assert all(not process.children() for process in mine)
     write(compiled_at_last(compiler, Grammar(REGEX, "[a-c]{3}")), rng)
+
+
+def minutes() -> Callable[[], float]:
+    """A clock on which each look is a minute after the last, so that no timeout is remembered."""
+    return itertools.count(0.0, 60.0).__next__
 
 
 def compiled_at_last(compiler: GrammarCompiler, grammar: Grammar) -> CompiledGrammar:
@@ -766,7 +772,8 @@ def test_compile_stops_at_its_memory_limit(new_compiler):
 
 
 def test_compile_raises_overloaded_when_all_trials_are_busy(new_compiler):
-    compiler = new_compiler(limits=GrammarLimits(time_s=0.4, num_trials=1, max_waiting=1))
+    limits = GrammarLimits(time_s=0.4, num_trials=1, max_waiting=1)
+    compiler = new_compiler(limits=limits, clock=minutes())
     compiled_at_last(compiler, Grammar(REGEX, "warm"))
     outcomes: list[type[Exception]] = []
 
@@ -941,16 +948,40 @@ def test_grammar_cache_is_bounded_by_bytes_and_skips_large_ones(new_compiler):
     assert compiler.compile(grammars[0]) is not kept[0]
 
 
-def test_grammar_cache_keeps_rejections_except_for_timeouts(new_compiler):
-    compiler = new_compiler(limits=GrammarLimits(time_s=0.3))
+def test_grammar_cache_keeps_timeouts_for_a_minute(new_compiler):
+    clock = Clock()
+    compiler = new_compiler(limits=GrammarLimits(time_s=0.3), clock=clock)
     bad, slow = Grammar(REGEX, "(a"), HOSTILE["disjoint patterns"]
-    for grammar in (bad, slow):
+    for grammar in (bad, slow, slow):
         with pytest.raises(InvalidArgumentError):
             compiler.compile(grammar)
     assert compiler.is_cached(bad)
+    clock.now += 59.0
+    assert compiler.is_cached(slow)
+    clock.now += 1.0
     assert not compiler.is_cached(slow)
     with pytest.raises(InvalidArgumentError, match="unclosed group"):
         compiler.compile(bad)
+
+
+def test_grammar_cache_answers_only_its_salt(new_compiler):
+    compiler = new_compiler()
+    grammar = Grammar(REGEX, "[ab]{7}")
+    first = compiler.compile(grammar, b"a", "a")
+    assert compiler.is_cached(grammar, b"a")
+    assert not compiler.is_cached(grammar, b"b")
+    assert not compiler.is_cached(grammar)
+    assert compiler.compile(grammar, b"b", "b") is not first
+    assert compiler.compile(grammar, b"a", "a") is first
+
+
+def test_grammar_cache_evicts_from_largest_tenant(new_compiler):
+    compiler = new_compiler(cache_size=4)
+    few = [Grammar(REGEX, f"[xy]{{{n}}}") for n in (1, 2)]
+    kept = [compiler.compile(grammar, b"", "few") for grammar in few]
+    for n in range(1, 12):
+        compiler.compile(Grammar(REGEX, f"[ab]{{{n}}}"), b"", "many")
+    assert [compiler.compile(grammar, b"", "few") for grammar in few] == kept
 
 
 def test_compile_is_safe_from_many_threads(new_compiler, rng):

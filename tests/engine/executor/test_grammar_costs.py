@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import baton.models
@@ -90,3 +91,17 @@ def test_sequences_of_request_share_its_budget(compiled):
     assert walk(wide.start(), 20) == 20
     with pytest.raises(InvalidArgumentError, match="--max-grammar-s"):
         narrow.start([5])
+
+
+def test_compiled_grammar_counts_what_its_lexer_has_cached(compiled):
+    """Resident memory is measured by the page, with noise: a third is far more than nothing."""
+    grammars = [compiled(Grammar(GrammarKind.REGEX, f"(.*[a-m]b.{{150}}){{5}}{i}")) for i in "abcd"]
+    before = psutil.Process().memory_info().rss
+    assert sum(grammar.num_bytes for grammar in grammars) == 0
+    for grammar in grammars:
+        walk(grammar.start(), 700)
+    grown = psutil.Process().memory_info().rss - before
+    counted = sum(grammar.num_bytes for grammar in grammars)
+    assert grown > 4 << 20
+    assert counted > grown // 3
+    assert counted <= len(grammars) * 20_000 * 550

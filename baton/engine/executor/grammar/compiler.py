@@ -6,13 +6,16 @@ without anchors. EBNF is llguidance's dialect of Lark, or llama.cpp's GBNF (`roo
 Sequences begin with `CompiledGrammar.start`.
 """
 
+import math
 import threading
-from collections import OrderedDict
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from baton.engine.executor.grammar.cache import GrammarCache, GrammarKey
 from baton.engine.executor.grammar.judge import GrammarLimits, reason_of
 from baton.engine.executor.grammar.state import CompiledGrammar
 from baton.engine.executor.grammar.trial import TrialPool
@@ -24,7 +27,7 @@ _FIELD: Final = "sampling.grammar"
 
 
 class GrammarCompiler:
-    """Grammar compiler of one model, with an LRU cache. Thread-safe.
+    """Grammar compiler of one model, with a cache. Thread-safe.
 
     Each grammar first passes a trial in a separate process (`trial`), which starts with the first
     grammar. So `compile` blocks, but no other thread, and no grammar crashes the engine.
@@ -39,6 +42,7 @@ class GrammarCompiler:
         limits: GrammarLimits | None = None,
         cache_size: int = 128,
         cache_bytes: int = 256 << 20,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Reads the tokenizer, which holds the GIL for 0.5 s per 100,000 tokens. Without a usable
         one, every grammar is rejected.
@@ -46,14 +50,16 @@ class GrammarCompiler:
         Args:
             vocab_size: size of the model's vocabulary, the length of its logits.
             cache_size: maximum number of cached grammars.
-            cache_bytes: maximum bytes for their compilation; over a quarter, one is not cached.
+            cache_bytes: maximum bytes that they hold; one that is compiled to over a quarter is not
+                cached.
         """
         self._limits = limits or GrammarLimits()
-        self._cache_size = cache_size
         self._cache_bytes = cache_bytes
         self._lock = threading.Lock()
-        self._cache: OrderedDict[Grammar, CompiledGrammar | _Refusal] = OrderedDict()
-        self._compiling: dict[Grammar, Future[CompiledGrammar | _Refusal]] = {}
+        self._cache: GrammarCache[CompiledGrammar | _Refusal] = GrammarCache(
+            cache_size, cache_bytes, clock
+        )
+        self._compiling: dict[GrammarKey, Future[CompiledGrammar | _Refusal]] = {}
         self._vocabulary: Vocabulary | None = None
         self._unusable = ""
         file = Path(tokenizer_folder) / "tokenizer.json"
@@ -70,25 +76,31 @@ class GrammarCompiler:
         """Ids of the processes in which grammars are tried."""
         return [] if self._vocabulary is None else self._trials.pids
 
-    def is_cached(self, grammar: Grammar) -> bool:
+    def is_cached(self, grammar: Grammar, salt: bytes = b"") -> bool:
         """Returns whether the outcome of a grammar, or its refusal, is kept."""
-        return grammar in self._cache
-
-    def compile(self, grammar: Grammar) -> "CompiledGrammar":
-        """Compiles a grammar, or returns it from the cache. Equal grammars are compiled once, even
-        if requested concurrently. Raises `InvalidArgumentError` with the reason, or
-        `OverloadedError`."""
         with self._lock:
-            found = self._cache.get(grammar)
+            return self._cache.get(GrammarKey(grammar, salt)) is not None
+
+    def compile(self, grammar: Grammar, salt: bytes = b"", tenant: str = "") -> CompiledGrammar:
+        """Compiles a grammar, or returns it from the cache. Equal grammars of one salt are compiled
+        once, even if requested concurrently. Raises `InvalidArgumentError` with the reason, or
+        `OverloadedError`.
+
+        Args:
+            tenant: holder of what is cached.
+        """
+        key = GrammarKey(grammar, salt)
+        with self._lock:
+            self._cache.trim()  # what is cached has grown
+            found = self._cache.get(key)
             if found is not None:
-                self._cache.move_to_end(grammar)
                 return _unless_refused(found)
-            future = self._compiling.get(grammar)
+            future = self._compiling.get(key)
             is_first = future is None
             if future is None:
-                future = self._compiling[grammar] = Future()
+                future = self._compiling[key] = Future()
         if is_first:
-            self._compile_first(grammar, future)
+            self._compile_first(key, tenant, future)
         return _unless_refused(future.result())
 
     def close(self) -> None:
@@ -97,37 +109,31 @@ class GrammarCompiler:
             self._trials.close()
 
     def _compile_first(
-        self, grammar: Grammar, future: "Future[CompiledGrammar | _Refusal]"
+        self, key: GrammarKey, tenant: str, future: "Future[CompiledGrammar | _Refusal]"
     ) -> None:
         try:
-            outcome, is_kept = self._try_and_compile(grammar)
+            outcome, seconds = self._try_and_compile(key.grammar)
         except BaseException as error:
             with self._lock:
-                del self._compiling[grammar]
+                del self._compiling[key]
             future.set_exception(error)
             return
         with self._lock:
-            del self._compiling[grammar]
-            if is_kept:
-                self._cache[grammar] = outcome
-                self._evict()
+            del self._compiling[key]
+            if seconds:
+                self._cache.put(key, outcome, tenant, seconds)
         future.set_result(outcome)
 
-    def _try_and_compile(self, grammar: Grammar) -> "tuple[CompiledGrammar | _Refusal, bool]":
-        """Returns the outcome, and whether to cache it."""
+    def _try_and_compile(self, grammar: Grammar) -> "tuple[CompiledGrammar | _Refusal, float]":
+        """Returns the outcome, and for how many seconds to cache it."""
         if self._vocabulary is None:
-            return _Refusal(self._unusable), False
+            return _Refusal(self._unusable), 0.0
         result = self._trials.run(grammar)
         if result.problem is not None:
-            return _Refusal(result.problem, result.field or _FIELD), result.is_final
+            return _Refusal(result.problem, result.field or _FIELD), result.valid_s
         native, num_bytes = result.native, result.num_bytes
         compiled = CompiledGrammar(native, num_bytes, self._vocabulary, self._limits)
-        return compiled, num_bytes <= self._cache_bytes // 4
-
-    def _evict(self) -> None:
-        num_bytes = sum(kept.num_bytes for kept in self._cache.values())
-        while len(self._cache) > self._cache_size or num_bytes > self._cache_bytes:
-            num_bytes -= self._cache.popitem(last=False)[1].num_bytes
+        return compiled, math.inf if num_bytes <= self._cache_bytes // 4 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,7 @@ class _Refusal:
     num_bytes: int = 0
 
 
-def _unless_refused(outcome: "CompiledGrammar | _Refusal") -> "CompiledGrammar":
+def _unless_refused(outcome: "CompiledGrammar | _Refusal") -> CompiledGrammar:
     if isinstance(outcome, _Refusal):
         raise InvalidArgumentError(outcome.field, outcome.problem)
     if outcome.problem is not None:

@@ -6,6 +6,7 @@ and generates a few texts. The engine's side is `baton.engine.executor.grammar.t
 """
 
 import json
+import math
 import os
 import random
 import re
@@ -34,6 +35,8 @@ _LEAST_BYTES: Final = 1 << 18
 _WALKS: Final = 4
 _WALK_TOKENS: Final = 16
 _MAX_REASON: Final = 300
+# Seconds for which a grammar stays refused that took too long: so may others on a busy machine.
+_SLOW_FOR_S: Final = 60.0
 # Without it llguidance allows only the canonical tokenization of text that is certain to follow. It
 # computes that again for each mask (slow for long constants), confuses text that spells a special
 # token with the token, and masks that allow less than `accept` are hard to reason about.
@@ -65,7 +68,7 @@ class GrammarLimits:
     mean_token_s: float = 0.005
     max_lexer_states: int = 20_000
     step_max_items: int = 5_000
-    num_trials: int = 2
+    num_trials: int = 3
     max_waiting: int = 16
 
     def native(self) -> LLParserLimits:
@@ -84,7 +87,7 @@ class TrialResult:
     Attributes:
         native: the grammar in llguidance's format.
         problem: reason for rejection; None if it is accepted.
-        is_final: whether another trial would give the same result, regardless of CPU load.
+        valid_s: seconds for which another trial would give the same result, as far as can be known.
         num_bytes: memory that compilation takes, in bytes.
         field: path of what is rejected, of a schema of a tool; empty: the whole grammar.
     """
@@ -92,7 +95,7 @@ class TrialResult:
     native: str = ""
     problem: str | None = None
     field: str = ""
-    is_final: bool = True
+    valid_s: float = math.inf
     num_bytes: int = 0
 
 
@@ -153,9 +156,9 @@ def _fork(
         fields: dict[str, Any] = json.loads(answer)
         return fields
     if status == -signal.SIGALRM:
-        return {"problem": _too_long(limits), "is_final": False}
+        return {"problem": _too_long(limits), "valid_s": _SLOW_FOR_S}
     if status == -signal.SIGKILL:  # by the OOM killer: a matter of the machine
-        return {"problem": "could not be tried out: no memory was left", "is_final": False}
+        return {"problem": "could not be tried out: no memory was left", "valid_s": 0.0}
     if status in (-signal.SIGSEGV, -signal.SIGBUS):
         return {"problem": "is nested too deeply"}
     return {"problem": _too_big(limits)}
@@ -257,7 +260,7 @@ def _walk(
 
 def _too_slow(token_s: float) -> TrialResult:
     problem = f"takes {1000 * token_s:.0f} ms of computing for a token"
-    return TrialResult(problem=problem, is_final=False)
+    return TrialResult(problem=problem, valid_s=_SLOW_FOR_S)
 
 
 def _to_native(grammar: Grammar) -> str:

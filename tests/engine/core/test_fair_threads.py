@@ -1,0 +1,81 @@
+"""Threads of the engine for tasks of several tenants."""
+
+import threading
+from contextlib import contextmanager
+
+from baton.engine.core.fair_threads import FairThreads, Task
+from tests.support.waiting import wait_until
+
+
+class Log:
+    """Tasks that wait for an event, and what became of them."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.refused: list[str] = []
+        self.ended = threading.Semaphore(0)
+
+    def task(self, holder: str, number: int, until: threading.Event) -> Task:
+        name = f"{holder}{number}"
+
+        def run() -> None:
+            self.begun.append(name)
+            assert until.wait(10.0)
+            self.ended.release()
+
+        return Task(holder, run, lambda: self.refused.append(name))
+
+
+@contextmanager
+def closing(threads: FairThreads):
+    try:
+        yield threads
+    finally:
+        threads.close()
+
+
+def test_fair_threads_keep_one_free_of_each_holder():
+    log, gate = Log(), threading.Event()
+    with closing(FairThreads(3, 100, "t")) as threads:
+        for number in range(5):
+            threads.submit(log.task("a", number, gate))
+        wait_until(lambda: len(log.begun) == 2)
+        threads.submit(log.task("b", 0, gate))
+        wait_until(lambda: len(log.begun) == 3)
+        assert sorted(log.begun) == ["a0", "a1", "b0"]
+        gate.set()
+        for _ in range(6):
+            assert log.ended.acquire(timeout=10.0)
+    assert sorted(log.begun) == ["a0", "a1", "a2", "a3", "a4", "b0"]
+
+
+def test_fair_threads_take_turns_by_holder():
+    log, gate, free = Log(), threading.Event(), threading.Event()
+    free.set()
+    with closing(FairThreads(1, 100, "t")) as threads:
+        threads.submit(log.task("a", 0, gate))
+        wait_until(lambda: log.begun == ["a0"])
+        for number in range(1, 4):
+            threads.submit(log.task("a", number, free))
+        threads.submit(log.task("b", 0, free))
+        gate.set()
+        for _ in range(5):
+            assert log.ended.acquire(timeout=10.0)
+    assert log.begun.index("b0") <= 2
+
+
+def test_fair_threads_refuse_newest_of_largest_holder():
+    log, gate = Log(), threading.Event()
+    with closing(FairThreads(1, 4, "t")) as threads:
+        threads.submit(log.task("a", 0, gate))
+        wait_until(lambda: log.begun == ["a0"])
+        for number in range(1, 8):
+            threads.submit(log.task("a", number, gate))
+        assert log.refused == ["a5", "a6", "a7"]
+        for number in range(3):
+            threads.submit(log.task("b", number, gate))
+        assert log.refused[3:] == ["a4", "a3", "b2"]
+        gate.set()
+        for _ in range(5):
+            assert log.ended.acquire(timeout=10.0)
+    assert sorted(log.begun) == ["a0", "a1", "a2", "b0", "b1"]
