@@ -20,6 +20,7 @@ from baton.serving.grpc.access import Access, AccessInterceptor
 from baton.serving.grpc.certificates import watched
 from baton.serving.grpc.channels import server_options
 from baton.serving.grpc.connection_guard import ConnectionGuard, ConnectionLimits
+from baton.serving.grpc.connection_room import with_spare
 from baton.serving.grpc.interceptors import ErrorInterceptor, InFlightInterceptor
 from baton.serving.grpc.large_messages import LargeMessages
 from baton.serving.listening import WILDCARDS, cannot_listen, host_and_port, probe
@@ -78,6 +79,9 @@ class Server:
         self._health = health.aio.HealthServicer()
         self._serving: set[str] = set()  # as the servicer has it, which cannot be asked
         self._max_message_bytes = max_message_bytes
+        self._guard: ConnectionGuard | None = None
+        if connection_limits is not None:
+            self._guard = ConnectionGuard(connection_limits, settings.server.max_connections)
         self._main = self._main_listener()
         self._files: PemFiles | None = None
         self._services: list[Callable[[_Listener], None]] = []
@@ -85,7 +89,6 @@ class Server:
         self._admin: _Listener | None = None
         self._drain_callbacks: list[Callable[[], Awaitable[None]]] = []
         self._drain: asyncio.Task[None] | None = None
-        self._guard = None if connection_limits is None else ConnectionGuard(connection_limits)
 
     @property
     def port(self) -> int:
@@ -262,14 +265,20 @@ class Server:
         return found if self._admin is None else [*found, self._admin]
 
     def _main_listener(self) -> "_Listener":
-        access, bound = Access(self._by_token), self._max_message_bytes
-        return self._listener(access, self._in_flight, max_message_bytes=bound)
+        most = self._settings.server.max_connections
+        return self._listener(
+            Access(self._by_token),
+            self._in_flight,
+            max_message_bytes=self._max_message_bytes,
+            max_connections=None if self._guard is None else with_spare(most),
+        )
 
     def _listener(
         self,
         access: Access,
         *outermost: grpc.aio.ServerInterceptor,
         max_message_bytes: int | None = None,
+        max_connections: int | None = None,
     ) -> "_Listener":
         settings = self._settings
         guards = [] if settings.tls is None else [AccessInterceptor(access)]
@@ -277,6 +286,8 @@ class Server:
         limits = settings.server
         if max_message_bytes is not None:
             limits = replace(limits, max_message_bytes=max_message_bytes)
+        if max_connections is not None:
+            limits = replace(limits, max_connections=max_connections)
         options = server_options(limits)
         server = grpc.aio.server(interceptors=interceptors, options=options)
         return _Listener(server, self._health, has_reflection=settings.reflection)

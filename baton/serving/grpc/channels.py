@@ -72,7 +72,10 @@ class ServerLimits:
     )
     max_header_bytes: int = setting(16 * 2**10, "Maximum bytes of a gRPC call's metadata.", ge=8192)
     max_connections: int = setting(
-        1024, "Maximum gRPC connections of each port; further ones are closed at once.", ge=1
+        1024,
+        "Maximum gRPC connections of each port; further ones are closed at once. At a router's "
+        "port those of clients make room: the longest idle one of the address with the most.",
+        ge=1,
     )
     max_concurrent_streams: int = setting(
         1024,

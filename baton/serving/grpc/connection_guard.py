@@ -1,4 +1,5 @@
-"""Connection guard: drops gRPC connections that open, or open and reset, too many calls a second.
+"""Connection guard: drops gRPC connections that open, or open and reset, too many calls a second,
+and idle ones where there are too many.
 
 gRPC queues new calls for Python, of all connections in one queue, and neither limits how fast one
 connection fills it nor takes out calls that were reset meanwhile (docs/known-issues.md). The guard
@@ -6,25 +7,16 @@ reads gRPC's own counters of each connection (channelz) in a thread, as the even
 exactly when it is needed. Independent of services and of TLS.
 """
 
-import base64
-import json
 import logging
 import math
-import os
-import socket
-import struct
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address
-from pathlib import Path
-from typing import Any
 
-# grpcio-channelz, the public interface of these functions, follows grpcio's releases late.
-from grpc._cython import cygrpc  # type: ignore[attr-defined]
-
+from baton.serving.grpc import channelz
+from baton.serving.grpc.channelz import Counters, Peer, count
+from baton.serving.grpc.connection_room import ConnectionRoom
 from baton.serving.listening import host_and_port
 from baton.settings import setting
 
@@ -32,16 +24,8 @@ from baton.settings import setting
 _INTERVAL_SECONDS = 0.1
 # Maximum part of the time that looks take, however many connections there are.
 _MAX_LOAD = 0.1
-# Connections asked for at once.
-_PAGE = 100
 # Minimum seconds between two log lines, since a client may connect again and again.
 _LOG_SECONDS = 60.0
-
-Peer = tuple[str, int]
-"""Remote address of a connection: IP address and port."""
-
-_Counters = dict[str, Any]
-"""One object of channelz, as its JSON has it."""
 
 logger = logging.getLogger(__name__)
 
@@ -114,17 +98,17 @@ class _ServerRates:
         self._all = CallRates(limits, 0, 0)
         self._of: dict[str, CallRates] = {}
 
-    def update(self, server: _Counters, seconds: float) -> Iterator[tuple[_Counters, str]]:
+    def update(self, server: Counters, seconds: float) -> Iterator[tuple[Counters, str]]:
         """Yields each connection that is over a limit, and which."""
         data = server["data"]
-        num_opened, num_failed = _count(data, "callsStarted"), _count(data, "callsFailed")
+        num_opened, num_failed = count(data, "callsStarted"), count(data, "callsFailed")
         if self._all.update(num_opened, num_failed, seconds) is None:
             self._of.clear()
             return
         before, self._of = self._of, {}
-        for connection in _connections(int(server["ref"]["serverId"])):
+        for connection in channelz.connections(server):
             name, data = connection["ref"]["socketId"], connection["data"]
-            counts = _count(data, "streamsStarted"), _count(data, "streamsFailed")
+            counts = count(data, "streamsStarted"), count(data, "streamsFailed")
             rates = self._of[name] = before.get(name) or CallRates(self._limits, *counts)
             excess = rates.update(*counts, seconds)
             if excess is not None:
@@ -138,11 +122,14 @@ class ConnectionGuard:
         num_dropped: connections that it has dropped.
     """
 
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, limits: ConnectionLimits, max_connections: int) -> None:
+        """Keeps `max_connections`: beyond, idle ones of the address with the most are closed."""
         self.num_dropped = 0
         self._limits = limits
+        self._max_connections = max_connections
         self._port = 0
         self._servers: dict[str, _ServerRates] = {}
+        self._rooms: dict[str, ConnectionRoom] = {}
         self._num_unlogged = 0
         self._next_log_at = -math.inf
         self._stopped = threading.Event()
@@ -172,83 +159,35 @@ class ConnectionGuard:
             pause = max(_INTERVAL_SECONDS, (time.monotonic() - now) / _MAX_LOAD)
 
     def _look(self, seconds: float) -> None:
-        for server in json.loads(cygrpc.channelz_get_servers(0))["server"]:
+        for server in channelz.servers():
             name = server["ref"]["serverId"]
             rates = self._servers.setdefault(name, _ServerRates(self._limits))
             for connection, excess in rates.update(server, seconds):
-                self._drop(connection, excess)
+                self._drop([connection], excess)
+            room = self._rooms.setdefault(name, ConnectionRoom(self._max_connections))
+            idle = room.idle_over(server)
+            self._drop(idle, f"was idle, beyond {self._max_connections} connections")
 
-    def _drop(self, connection: _Counters, excess: str) -> None:
-        peer = _address(connection["remote"])
-        local = _address(connection["local"])
-        if peer is None or local is None or local[1] != self._port:
+    def _drop(self, connections: Sequence[Counters], excess: str) -> None:
+        """Drops connections of this port, for one reason."""
+        peers = {peer for connection in connections if (peer := self._peer_of(connection))}
+        if not peers:
             return
-        if _shut_down(peer, self._port):
-            self.num_dropped += 1
-            self._num_unlogged += 1
+        num_dropped = channelz.shut_down(peers, self._port)
+        self.num_dropped += num_dropped
+        self._num_unlogged += num_dropped
         if self._num_unlogged and time.monotonic() >= self._next_log_at:
             logger.warning(
                 "dropped the connection of %s, which %s (%d dropped since the last such line)",
-                host_and_port(*peer),
+                host_and_port(*next(iter(peers))),
                 excess,
                 self._num_unlogged,
             )
             self._num_unlogged = 0
             self._next_log_at = time.monotonic() + _LOG_SECONDS
 
-
-def _count(data: _Counters, name: str) -> int:
-    return int(data.get(name, 0))  # absent while it is 0
-
-
-def _connections(server: int) -> Iterator[_Counters]:
-    """Yields the connections of a server."""
-    first, is_end = 0, False
-    while not is_end:
-        page = json.loads(cygrpc.channelz_get_server_sockets(server, first, _PAGE))
-        is_end = page.get("end", False)
-        for ref in page.get("socketRef", ()):
-            number = int(ref["socketId"])
-            first = number + 1
-            with suppress(ValueError):  # closed meanwhile
-                yield json.loads(cygrpc.channelz_get_socket(number))["socket"]
-
-
-def _address(address: _Counters) -> Peer | None:
-    """Returns the IP address and port of a channelz address; None for a Unix socket."""
-    tcp = address.get("tcpipAddress")
-    if tcp is None:
-        return None
-    return _plain(ip_address(base64.b64decode(tcp["ipAddress"]))), int(tcp["port"])
-
-
-def _plain(address: IPv4Address | IPv6Address) -> str:
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return str(mapped or address)
-
-
-def _shut_down(peer: Peer, port: int) -> bool:
-    """Shuts down the connection of `peer` to `port`; gRPC then closes it, as if the peer had left.
-    Returns whether it was there. gRPC has no call for it, so the descriptors of this process are
-    searched."""
-    for path in Path("/dev/fd").iterdir():
-        # Closed meanwhile, no socket, or not connected. A duplicate, since gRPC may close its
-        # descriptor meanwhile and another take the number.
-        with suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as connection:
-            if connection.family not in (socket.AF_INET, socket.AF_INET6):
-                continue
-            remote, local = connection.getpeername(), connection.getsockname()
-            if (_plain(ip_address(remote[0])), remote[1]) == peer and local[1] == port:
-                _reset(connection)
-                return True
-    return False
-
-
-def _reset(connection: socket.socket) -> None:
-    # Without a reset, which follows once gRPC closes it, a peer that sends on blocks for minutes.
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.shutdown(socket.SHUT_RDWR)
-    # What has arrived already is thousands of calls.
-    with suppress(OSError):
-        while connection.recv(2**20, socket.MSG_DONTWAIT):
-            pass
+    def _peer_of(self, connection: Counters) -> Peer | None:
+        """Returns the peer of a connection to this port; None for another port's."""
+        local = channelz.address(connection["local"])
+        is_here = local is not None and local[1] == self._port
+        return channelz.address(connection["remote"]) if is_here else None
