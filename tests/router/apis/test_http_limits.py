@@ -95,10 +95,12 @@ class Front:
         self._tls = tls
         self._writers: list[asyncio.StreamWriter] = []
 
-    async def connect(self, *, secured: bool = True) -> Client:
-        """Connects, without TLS unless `secured`."""
+    async def connect(self, *, secured: bool = True, source: str = "127.0.0.1") -> Client:
+        """Connects from `source`, without TLS unless `secured`."""
         tls = self._tls if secured else None
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, ssl=tls)
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", self._port, ssl=tls, local_addr=(source, 0)
+        )
         self._writers.append(writer)
         return Client(reader, writer)
 
@@ -340,6 +342,60 @@ async def test_http_front_refuses_connection_when_all_are_busy():
         again = await running.connect()
         await again.send(WHOLE % b"")
         assert await again.answer() == (200, b"ok")
+
+
+async def dripping(running: Front, source: str) -> Client:
+    """A client in the middle of a body that does not end."""
+    client, num_begun = await running.connect(source=source), running.app.num_begun
+    await client.send((POST % b"body") + b"content-length: 9\r\n\r\na")
+    await until(lambda: running.app.num_begun == num_begun + 1, within=TIMEOUT)
+    return client
+
+
+async def test_http_body_that_drips_is_displaced_at_limit():
+    async with front(max_connections=3) as running:
+        slow = [await dripping(running, "127.0.0.1") for _ in range(3)]
+        await slow[0].send(b"bcd")  # it sent last, and has waited for longest
+        other = await running.connect()
+        await other.send(WHOLE % b"")
+        assert await other.answer() == (200, b"ok")
+        status, error = await slow[0].answer()
+        assert (status, error["code"]) == (503, "unavailable")
+        assert "gave way" in error["message"]
+        for client in slow[1:]:
+            await client.send(b"bcdefghi")
+            assert await client.answer() == (200, b"ok")
+
+
+async def test_http_address_with_most_connections_is_displaced():
+    async with front(max_connections=6) as running:
+        idle = await running.connect(source="127.0.0.3")
+        await idle.send(WHOLE % b"")
+        assert await idle.answer() == (200, b"ok")
+        slow = [await dripping(running, "127.0.0.2") for _ in range(12)]
+        others = [await running.connect(source="127.0.0.4") for _ in range(2)]
+        for other in (*others, idle):
+            await other.send(WHOLE % b"")
+            assert await other.answer() == (200, b"ok")
+        for client in slow[:9]:
+            assert (await client.answer())[0] == 503
+        for client in slow[9:]:
+            await client.send(b"bcdefghi")
+            assert await client.answer() == (200, b"ok")
+
+
+async def test_http_address_with_fewer_connections_keeps_them():
+    async with front(max_connections=4) as running:
+        busy = [await running.connect(source="127.0.0.2") for _ in range(3)]
+        for client in busy:
+            await client.send(WHOLE % b"slow")
+        await until(lambda: running.app.num_begun == 3, within=TIMEOUT)
+        idle = await running.connect(source="127.0.0.3")
+        more = await running.connect(source="127.0.0.2")
+        assert (await more.answer())[0] == 503
+        await idle.send(WHOLE % b"")
+        assert await idle.answer() == (200, b"ok")
+        running.app.release.set()
 
 
 async def test_http_front_logs_hang_up_mid_body_in_one_line(caplog):

@@ -5,8 +5,8 @@ llhttp rejects what two servers may read differently: a body of two lengths, fol
 feeds alone. Here it is rejected with 400, as are the few such requests that llhttp accepts, and
 the connection is closed. uvicorn has no limit of a head's size, no timeout for the head of a first
 request and no limit of connections. Here a head arrives in time, or the connection is closed. At
-the limit, the connection idle for longest is closed for a new one; if all are busy, the new one
-gets 503 with retry-after.
+the limit, one that waits for its client is closed for a new one (`connection_room`); if none waits,
+the new one gets 503 with retry-after.
 """
 
 import asyncio
@@ -18,7 +18,9 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from baton.fairness.client_address import holder_of
 from baton_router.apis.edge.caller import AUTH_CONTEXT
+from baton_router.apis.edge.connection_room import ConnectionRoom
 from baton_router.apis.edge.errors import Failure
 from baton_router.apis.edge.middleware import ID_HEADERS
 from baton_router.apis.edge.settings import ConnectionLimits
@@ -30,6 +32,16 @@ _LINGER_SECONDS = 1.0
 _NO_ROOM = Failure(
     503,
     "this router has as many connections as it takes; try again",
+    "server_error",
+    "unavailable",
+    headers={"retry-after": "1"},
+)
+
+
+_GAVE_WAY = Failure(
+    503,
+    "this router has as many connections as it takes, the most of them of this client's address; "
+    "this one gave way while its body arrived. Try again over fewer",
     "server_error",
     "unavailable",
     headers={"retry-after": "1"},
@@ -55,16 +67,19 @@ class Connection(HttpToolsProtocol):
         self,
         *args: Any,
         limits: ConnectionLimits,
+        room: ConnectionRoom,
         is_kept: Callable[[], bool] = lambda: True,
         **kwargs: Any,
     ) -> None:
-        """`is_kept`: asked at each request, whether the connection stays open after the answer,
-        which else has `Connection: close`."""
+        """Takes `room` while it is open. `is_kept`: asked at each request, whether the connection
+        stays open after the answer, which else has `Connection: close`."""
         super().__init__(*args, **kwargs)
         self._limits = limits
+        self._room = room
         self._is_kept = is_kept
+        self.holder = ""
         self._head_timer: asyncio.TimerHandle | None = None
-        self._last_active_at = self.loop.time()
+        self.last_active_at = self.loop.time()
         self._is_refused = False
         self._has_head = False
         self._num_head_bytes = 0  # parsed so far
@@ -76,6 +91,11 @@ class Connection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
+    def is_waiting(self) -> bool:
+        """True while the client is to send something: a request, or the rest of a body."""
+        return not self.is_busy or self._has_head
+
+    @property
     def may_be_reused(self) -> bool:
         """True if the client may send a request, now or after the answer under way."""
         is_ending = self.is_busy and not self.cycle.keep_alive
@@ -83,8 +103,9 @@ class Connection(HttpToolsProtocol):
 
     @property
     def seconds_idle(self) -> float:
-        """Seconds since the connection was made, received data or ended an answer; 0 if busy."""
-        return 0.0 if self.is_busy else self.loop.time() - self._last_active_at
+        """Seconds since the connection was made, received a part of a head or ended an answer; 0 if
+        busy."""
+        return 0.0 if self.is_busy else self.loop.time() - self.last_active_at
 
     def keep_no_longer(self) -> None:
         """Closes after the answer under way, which has `Connection: close`.
@@ -103,7 +124,9 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accepts the connection, or refuses it at the limit."""
-        has_room = len(self.connections) < self._limits.max_connections or self._make_room()
+        peer = transport.get_extra_info("peername")
+        self.holder = holder_of(peer[0]) if isinstance(peer, tuple) else ""
+        has_room = self._room.enter(self)
         super().connection_made(transport)
         secured = transport.get_extra_info("ssl_object")
         if secured is not None:
@@ -111,16 +134,25 @@ class Connection(HttpToolsProtocol):
         if has_room:
             self._time_head()
         else:
-            self.connections.discard(self)  # so that no other one evicts it
             self._refuse(_NO_ROOM)
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._room.leave(self)
         super().connection_lost(exc)
 
+    def give_way(self) -> None:
+        """Closes at once, for another connection."""
+        if self.is_busy:
+            self._refuse(_GAVE_WAY)
+            self.transport.close()
+        else:
+            self.transport.abort()
+
     def data_received(self, data: bytes) -> None:
-        self._last_active_at = self.loop.time()
+        if not self._has_head:  # a body may drip
+            self.last_active_at = self.loop.time()
         if not self._is_refused:
             self._read(data)
 
@@ -157,7 +189,7 @@ class Connection(HttpToolsProtocol):
             self._has_head = False  # data that follows is of the next head
 
     def on_response_complete(self) -> None:
-        self._last_active_at = self.loop.time()
+        self.last_active_at = self.loop.time()
         super().on_response_complete()
 
     def _read(self, data: bytes) -> None:
@@ -202,16 +234,6 @@ class Connection(HttpToolsProtocol):
     def _too_large(self) -> Failure:
         text = f"the headers have more than {self._limits.max_header_bytes} bytes"
         return Failure(431, text, "invalid_request_error", "headers_too_large")
-
-    def _make_room(self) -> bool:
-        """Closes the connection that is idle for longest; returns False if all are busy."""
-        idle = [c for c in self.connections if isinstance(c, Connection) and not c.is_busy]
-        if not idle:
-            return False
-        oldest = min(idle, key=lambda connection: connection._last_active_at)
-        oldest.transport.abort()
-        self.connections.discard(oldest)
-        return True
 
     def _time_head(self) -> None:
         if self._head_timer is None:

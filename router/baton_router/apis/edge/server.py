@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from baton.rpc.tls import Tls
 from baton.serving.listening import host_and_port, listen
 from baton_router.apis.edge.connection import Connection
+from baton_router.apis.edge.connection_room import ConnectionRoom
 from baton_router.apis.edge.listener import Listener
 from baton_router.apis.edge.middleware import InFlight
 from baton_router.apis.edge.settings import ConnectionLimits
@@ -41,6 +42,7 @@ class _Uvicorn(uvicorn.Server):
         super().__init__(config)
         self._limits = limits
         self._context = context
+        self._room = ConnectionRoom(limits.max_connections)
         self._keeps_connections = True
         self._last_opened_at = -math.inf
 
@@ -92,6 +94,7 @@ class _Uvicorn(uvicorn.Server):
             server_state=self.server_state,
             app_state={},
             limits=self._limits,
+            room=self._room,
             # Not now: an accepted connection is not among those that are open yet.
             is_kept=lambda: self._keeps_connections,
         )

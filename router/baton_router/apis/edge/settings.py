@@ -16,9 +16,10 @@ class ConnectionLimits:
 
     max_connections: int = setting(
         1024,
-        "Maximum HTTP connections. Beyond it the router closes the longest idle one, or, if none "
-        "is idle, answers a new one with 503. As many TLS handshakes may be in progress beside "
-        "them; beyond that the oldest is dropped.",
+        "Maximum HTTP connections. Beyond it the router closes one that waits for its client, for "
+        "a request or the rest of a body: the longest waiting one of the address with the most. If "
+        "none waits, it answers a new one with 503. As many TLS handshakes may be in progress "
+        "beside them; beyond that the oldest is dropped.",
         ge=1,
     )
     max_header_bytes: int = setting(
