@@ -59,7 +59,7 @@ def walk(state: GrammarState, num_tokens: int) -> int:
 def test_ambiguous_grammar_fails_before_its_masks_are_slow(compiled):
     state = compiled(AMBIGUOUS, token_s=60.0).start()
     assert walk(state, 120) < 120
-    assert "Too many items (limit 5000" in state.failure
+    assert "Too many items (limit 3000" in state.failure
 
 
 def test_mask_beyond_token_bound_fails_its_sequence(compiled):

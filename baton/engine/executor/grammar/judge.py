@@ -67,7 +67,7 @@ class GrammarLimits:
     token_s: float = 0.1
     mean_token_s: float = 0.005
     max_lexer_states: int = 20_000
-    step_max_items: int = 5_000
+    step_max_items: int = 3_000
     num_trials: int = 3
     max_waiting: int = 16
 
