@@ -34,6 +34,7 @@ MODULES = {
     "router": "router.router",
     "front": "router.front",
     "tracing": "router.tracing",
+    "neighbours": "router.neighbours",
     "gpu": "gpu.gpu",
 }
 """Module of each benchmark."""

@@ -1,0 +1,120 @@
+"""Attacks of one tenant, from one address, on limits that it shares with others.
+
+Each is an async context manager: the attack lasts as long as its block, which begins once it is
+under way.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
+from itertools import count
+
+from baton import AsyncClient, SamplingParams
+from baton.cli.local.local_cluster import LocalCluster
+from baton.errors import BatonError
+from baton.sampling import Grammar, GrammarKind
+
+TOKEN = "attacker"
+SOURCE = "127.0.0.2"
+# The preface of HTTP/2 with empty settings: a handshake without a call.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_FLOW_SECONDS = 0.5
+# Pause after a call that was refused, so that the attack does not measure its own client.
+_PAUSE_SECONDS = 10.0
+_PROMPT = "Once upon a time"
+_numbers = count()
+
+
+@asynccontextmanager
+async def waiting_calls(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
+    """`size` calls at once, each repeated once it ends."""
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+
+    async def call(client: AsyncClient) -> None:
+        await client.generate(_PROMPT, params).token_ids()
+
+    async with _repeated(cluster, size, call):
+        yield
+
+
+@asynccontextmanager
+async def slow_grammars(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
+    """`size` calls at once, each with a grammar that takes too long, and always another."""
+
+    async def call(client: AsyncClient) -> None:
+        grammar = Grammar(GrammarKind.REGEX, f"({next(_numbers)}|[a-z]?{{10800}})")
+        await client.generate(_PROMPT, SamplingParams(max_tokens=4, grammar=grammar)).token_ids()
+
+    async with _repeated(cluster, size, call):
+        yield
+
+
+@asynccontextmanager
+async def ambiguous_grammars(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
+    """`size` calls at once, each of 4 sequences under an ambiguous grammar behind a prefix."""
+
+    async def call(client: AsyncClient) -> None:
+        prefix = f"{'x' * 60}{next(_numbers)}"
+        text = f'root ::= "{prefix}" s\ns ::= s s s | s s | "a" | "b" | s "c" s | ""'
+        grammar = Grammar(GrammarKind.EBNF, text)
+        params = SamplingParams(max_tokens=500, n=4, temperature=1.0, grammar=grammar)
+        await client.generate(_PROMPT, params).token_ids()
+
+    async with _repeated(cluster, size, call):
+        yield
+
+
+@asynccontextmanager
+async def idle_connections(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
+    """`size` gRPC connections without a call."""
+    host, _, port = cluster.address.rpartition(":")
+    with _connections(host, int(port), _PREFACE, size):
+        await asyncio.sleep(_FLOW_SECONDS)
+        yield
+
+
+@asynccontextmanager
+async def slow_bodies(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
+    """`size` HTTP connections in the middle of a body."""
+    host, _, port = cluster.http_address.rpartition("/")[2].rpartition(":")
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {TOKEN}\r\n"
+        "content-type: application/json\r\ncontent-length: 1000\r\n\r\n{"
+    )
+    with _connections(host, int(port), head.encode(), size):
+        await asyncio.sleep(_FLOW_SECONDS)
+        yield
+
+
+def _connections(host: str, port: int, first: bytes, size: int) -> ExitStack:
+    """Opens connections that send `first`, and no more."""
+    with ExitStack() as opened:
+        for _ in range(size):
+            connection = socket.create_connection((host, port), 10.0, (SOURCE, 0))
+            opened.enter_context(connection)
+            with suppress(OSError):  # one that is refused at once
+                connection.sendall(first)
+        return opened.pop_all()
+
+
+@asynccontextmanager
+async def _repeated(
+    cluster: LocalCluster, size: int, call: Callable[[AsyncClient], Awaitable[None]]
+) -> AsyncIterator[None]:
+    async def repeat(client: AsyncClient) -> None:
+        while True:
+            try:
+                await call(client)
+            except BatonError:
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async with AsyncClient(cluster.address, token=TOKEN) as client:
+        tasks = [asyncio.create_task(repeat(client)) for _ in range(size)]
+        try:
+            await asyncio.sleep(_FLOW_SECONDS)
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
