@@ -48,6 +48,10 @@ class _Flow(Generic[T]):
     deficit: float = 0.0
     has_quantum: bool = False
 
+    @property
+    def num_tokens(self) -> int:
+        return sum(waiting.num_tokens for waiting in self.waiting)
+
 
 class FairQueue(Generic[T]):
     """Fair queue of items, by priority class and tenant.
@@ -89,6 +93,19 @@ class FairQueue(Generic[T]):
         flows.setdefault(tenant, _Flow()).waiting.append(waiting)
         self._count(waiting, 1)
         return waiting
+
+    def tokens_ahead(self, tenant: str, priority: int, num_tokens: int) -> int:
+        """Returns about how many tokens are served before an item that is pushed now: all of
+        earlier classes, the tenant's own, and of each other tenant as many, by its weight."""
+        earlier = [flows for each, flows in self._classes.items() if each < priority]
+        ahead = float(sum(flow.num_tokens for flows in earlier for flow in flows.values()))
+        flows = self._classes.get(priority, {})
+        own = flows[tenant].num_tokens if tenant in flows else 0
+        rounds = (own + num_tokens) / self._weight_of(tenant)
+        for other, flow in flows.items():
+            most = own if other == tenant else rounds * self._weight_of(other)
+            ahead += min(flow.num_tokens, most)
+        return round(ahead)
 
     def pop(self, is_admissible: Callable[[str], bool] = lambda _: True) -> Waiting[T] | None:
         """Removes and returns the next item whose tenant `is_admissible`; None if there is none.

@@ -89,6 +89,18 @@ def test_fair_queue_serves_put_back_request_next_at_no_cost():
     assert order == expected
 
 
+def test_tokens_ahead_are_those_of_earlier_turns():
+    queue: FairQueue[int] = FairQueue({"many": 2.0, "few": 1.0}.__getitem__, 100)
+    for i in range(50):
+        queue.push(i, tenant="many", num_tokens=100)
+    queue.push(50, tenant="few", num_tokens=300)
+    queue.push(51, tenant="few", priority=-1, num_tokens=20)
+    queue.push(52, tenant="few", priority=1, num_tokens=7000)
+    assert queue.tokens_ahead("few", 0, 100) == 20 + 300 + 2 * 400
+    assert queue.tokens_ahead("many", 0, 100) == 20 + 5000 + 300
+    assert queue.tokens_ahead("few", -2, 100) == 0
+
+
 class Model(RuleBasedStateMachine):
     """Any order of calls: nothing is lost, doubled or invented."""
 

@@ -131,7 +131,8 @@ class AdmissionQueue(Generic[T]):
         is_full = giving_way == tenant
         decision = None
         if is_full or seconds_left < float("inf"):
-            decision = self._check_worthwhile(request, tenant, seconds_left, is_full=is_full)
+            ahead = self._queue.tokens_ahead(tenant, priority, num_tokens)
+            decision = self._check_worthwhile(request, tenant, seconds_left, ahead, is_full=is_full)
         if giving_way is not None:
             self._displace(giving_way)
         queued = QueuedRequest(request, self._clock() + seconds_left, decision)
@@ -185,9 +186,15 @@ class AdmissionQueue(Generic[T]):
         self._on_displaced(displaced, error)
 
     def _check_worthwhile(
-        self, request: T, tenant: str, seconds_left: float, *, is_full: bool
+        self,
+        request: T,
+        tenant: str,
+        seconds_left: float,
+        num_tokens_ahead: int,
+        *,
+        is_full: bool,
     ) -> Decision | None:
-        forecast = self._forecaster.forecast(request, self._queue.num_tokens, None)
+        forecast = self._forecaster.forecast(request, num_tokens_ahead, None)
         quota_wait = self._quotas.seconds_until_available(tenant)
         wait = max(forecast.drain_seconds, quota_wait)
         retry_after = max(wait, _LEAST_RETRY_SECONDS)

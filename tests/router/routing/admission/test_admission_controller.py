@@ -1,6 +1,7 @@
 """Waiting in fair order for room, within a deadline and an allowance; refusals say until when."""
 
 import asyncio
+import math
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +20,7 @@ from baton.serving.tenant import Tenant
 from baton_router.call.request import ANONYMOUS, Request, RequestOutcome
 from baton_router.call.usage import Account, Timings
 from baton_router.lifecycle.in_flight import Requests
-from baton_router.routing.admission.admission_queue import Forecast
+from baton_router.routing.admission.admission_queue import AdmissionQueue, Forecast
 from baton_router.routing.admission.controller import AdmissionController
 from baton_router.routing.admission.quotas import Quota, Quotas
 from baton_router.routing.placement.decision import Decision, PlacementInputs, Rules
@@ -349,3 +350,19 @@ async def test_paused_queue_displaces_at_once():
     cluster.admission_controller.resume()
     await asyncio.gather(many[0], few)
     assert sorted(cluster.order) == ["few", "m0"]
+
+
+class Steady:
+    """A forecaster of a thousand tokens a second, which has no room now."""
+
+    def forecast(self, _request: str, num_tokens_ahead: int, _: Decision | None) -> Forecast:
+        return Forecast(False, 0.1, num_tokens_ahead / 1000)
+
+
+def test_long_queue_of_one_tenant_makes_no_other_late():
+    queue = AdmissionQueue(Quotas(), Steady(), on_displaced=lambda *_: None)
+    for number in range(100):
+        queue.join(f"m{number}", tenant="many", priority=0, num_tokens=1000, seconds_left=math.inf)
+    with pytest.raises(OverloadedError, match=r"in 100\.1 s, and the deadline is in 10\.0 s"):
+        queue.join("late", tenant="many", priority=0, num_tokens=1000, seconds_left=10.0)
+    assert queue.join("few", tenant="few", priority=0, num_tokens=1000, seconds_left=10.0)
