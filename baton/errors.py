@@ -61,11 +61,16 @@ class EngineLimitError(InvalidArgumentError):
 
 
 class OverloadedError(BatonError):
-    """Overload: no capacity now. Worth retrying after `retry_after` seconds."""
+    """Overload: no capacity now. Worth retrying after `retry_after` seconds.
 
-    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+    Attributes:
+        reason: a word for the exhausted limit, of a small set: the label of a metric.
+    """
+
+    def __init__(self, message: str, retry_after: float = 1.0, *, reason: str = "overload") -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.reason = reason
 
 
 class UnavailableError(BatonError):

@@ -12,7 +12,8 @@ from baton_kvtransfer.transfer_service import ENCODER, KV
 from baton_picker.metrics import PickerMetrics
 from baton_router.apis.edge.body.unknown_fields import UnknownFields
 from baton_router.apis.edge.metrics import HttpMetrics
-from baton_router.metrics import ImageMetrics, RateLimitMetrics, RouterMetrics
+from baton_router.metrics import ConnectionMetrics, ImageMetrics, RouterMetrics, TenantMetrics
+from baton_router.telemetry.tenant_meter import TenantMeter
 from docs.tables import code, page, prose, table
 
 _INTRODUCTION = """```
@@ -32,7 +33,8 @@ def families() -> dict[str, list[Metric]]:
     """Returns the metrics of each process and those that router and worker share, by title."""
     router = [
         *RouterMetrics(*(MagicMock() for _ in range(4))).collect(),
-        *RateLimitMetrics(MagicMock(), [], MagicMock()).collect(),
+        *TenantMetrics(TenantMeter()).collect(),
+        *ConnectionMetrics(MagicMock()).collect(),
         *HttpMetrics(UnknownFields()).collect(),
         *ImageMetrics(MagicMock(), {}).collect(),
     ]

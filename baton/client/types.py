@@ -513,6 +513,7 @@ class RequestInfo:
     time_to_first_token: float | None
     num_migrations: int
     model: str = ""
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

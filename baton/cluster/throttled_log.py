@@ -29,13 +29,14 @@ class ThrottledLog:
         self._next: dict[str, float] = {}
         self._num_withheld: dict[str, int] = {}
 
-    def warning(self, message: str, *args: object) -> None:
-        """Logs a warning whose kind is `message`, or counts it for the next one of its kind."""
-        now = self._clock()
-        if now < self._next.get(message, now):
-            self._num_withheld[message] = self._num_withheld.get(message, 0) + 1
+    def warning(self, message: str, *args: object, kind: str | None = None) -> None:
+        """Logs a warning, or counts it for the next one of its kind. Kinds are few; None: `message`
+        is the kind."""
+        now, kind = self._clock(), message if kind is None else kind
+        if now < self._next.get(kind, now):
+            self._num_withheld[kind] = self._num_withheld.get(kind, 0) + 1
             return
-        self._next[message] = now + self._seconds
-        withheld = self._num_withheld.pop(message, 0)
+        self._next[kind] = now + self._seconds
+        withheld = self._num_withheld.pop(kind, 0)
         suffix = f" (and {withheld} more like this)" if withheld else ""
         self._logger.warning(message + "%s", *args, suffix)

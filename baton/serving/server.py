@@ -21,7 +21,7 @@ from baton.serving.grpc.certificates import watched
 from baton.serving.grpc.channels import server_options
 from baton.serving.grpc.connection_guard import ConnectionGuard, ConnectionLimits
 from baton.serving.grpc.connection_room import with_spare
-from baton.serving.grpc.interceptors import ErrorInterceptor, InFlightInterceptor
+from baton.serving.grpc.interceptors import ErrorInterceptor, InFlightInterceptor, Observe
 from baton.serving.grpc.large_messages import LargeMessages
 from baton.serving.listening import WILDCARDS, cannot_listen, host_and_port, probe
 from baton.serving.settings import ServingSettings
@@ -62,6 +62,7 @@ class Server:
         connection_limits: ConnectionLimits | None = None,
         max_message_bytes: int | None = None,
         closing_seconds: float = _CLOSING_SECONDS,
+        observe: Observe | None = None,
     ) -> None:
         """Runs `interceptors` inside the server's own, in their order. Services `by_token`
         authenticate callers by a token: over TLS no client is then asked for a certificate, except
@@ -69,12 +70,17 @@ class Server:
         have the health of "readiness". `large` parses large messages; None: the event loop does.
         Connections to services of `add` that exceed `connection_limits` are dropped; None: no
         limits. `max_message_bytes` is the limit of these services; None: that of `settings`.
-        `closing_seconds`: longest wait for gRPC to close, which normally takes none."""
+        `closing_seconds`: longest wait for gRPC to close, which normally takes none. `observe`: as
+        of `ErrorInterceptor`."""
         self._closing_seconds = closing_seconds
         self._settings = settings
         self._readiness_names = ("", READINESS, *health_names)
         self._by_token = by_token
-        self._interceptors = [*trace_interceptors(), ErrorInterceptor(large), *interceptors]
+        self._interceptors = [
+            *trace_interceptors(),
+            ErrorInterceptor(large, observe),
+            *interceptors,
+        ]
         self._in_flight = InFlightInterceptor()
         self._health = health.aio.HealthServicer()
         self._serving: set[str] = set()  # as the servicer has it, which cannot be asked

@@ -76,6 +76,11 @@ class Tenants:
         file = WatchedFiles([path], partial(read_tokens, path))
         return cls(file.current, share_prefixes=share_prefixes, needs_token=needs_token)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the tenants that have a token."""
+        return frozenset() if self._tokens is None else frozenset(self._tokens().values())
+
     def of(self, call: Caller) -> Tenant:
         """Returns the tenant of a call. Raises `UnauthenticatedError` for an unknown token, and for
         a missing one where one is needed."""
@@ -89,12 +94,17 @@ class Tenants:
         if identity is not None and identity.tenant is not None:
             return identity.tenant
         token = _token_of(call)
-        is_admin = identity is not None and identity.role == "admin"
-        if token is None and self._needs_token and not is_admin:
+        if token is None and self._needs_token and not is_administrator(call):
             raise UnauthenticatedError("a token is needed here: authorization: Bearer TOKEN")
         if token is None or self._tokens is None:
             return DEFAULT_TENANT
         return owner_of(token, self._tokens())
+
+
+def is_administrator(call: Caller) -> bool:
+    """Returns whether a call's certificate is an administrator's, and no token names a tenant."""
+    identity = identity_of(call)
+    return identity is not None and identity.role == "admin" and _token_of(call) is None
 
 
 def _token_of(call: Caller) -> str | None:

@@ -276,6 +276,7 @@ class RequestInfo(_message.Message):
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     NUM_MIGRATIONS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Id of the request."""
     phase: Global___RequestPhase.ValueType
@@ -292,6 +293,8 @@ class RequestInfo(_message.Message):
     """Number of migrations, as `Usage.num_migrations`."""
     model: _builtins.str
     """Name of the model."""
+    tenant: _builtins.str
+    """Name of its tenant."""
     @_builtins.property
     def age(self) -> _duration_pb2.Duration:
         """Time since its arrival at this router."""
@@ -313,10 +316,11 @@ class RequestInfo(_message.Message):
         time_to_first_token: _duration_pb2.Duration | None = ...,
         num_migrations: _builtins.int = ...,
         model: _builtins.str = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "time_to_first_token", b"time_to_first_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "decode_worker", b"decode_worker", "model", b"model", "num_migrations", b"num_migrations", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "phase", b"phase", "prefill_worker", b"prefill_worker", "request_id", b"request_id", "time_to_first_token", b"time_to_first_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "decode_worker", b"decode_worker", "model", b"model", "num_migrations", b"num_migrations", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "phase", b"phase", "prefill_worker", b"prefill_worker", "request_id", b"request_id", "tenant", b"tenant", "time_to_first_token", b"time_to_first_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -118,8 +118,9 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListRequests(self, request, context):
-        """Lists the requests of the caller's tenant in flight at this router, oldest first. UNIMPLEMENTED
-        on workers.
+        """Lists the requests in flight at this router, oldest first: those of the caller's tenant; of all
+        tenants for a caller whose certificate is an administrator's and who sends no token.
+        UNIMPLEMENTED on workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,8 +39,9 @@ class AdminStub:
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListWorkersRequest, _admin_pb2.ListWorkersResponse]
     """Lists the workers that the router knows. UNIMPLEMENTED on workers."""
     ListRequests: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListRequestsRequest, _admin_pb2.ListRequestsResponse]
-    """Lists the requests of the caller's tenant in flight at this router, oldest first. UNIMPLEMENTED
-    on workers.
+    """Lists the requests in flight at this router, oldest first: those of the caller's tenant; of all
+    tenants for a caller whose certificate is an administrator's and who sends no token.
+    UNIMPLEMENTED on workers.
     """
     ExplainPlacement: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ExplainPlacementRequest, _admin_pb2.ExplainPlacementResponse]
     """Explains the placement of a hypothetical or recently placed request: every worker with every
@@ -112,8 +113,9 @@ class AdminAsyncStub(AdminStub):
     ListWorkers: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListWorkersRequest, _admin_pb2.ListWorkersResponse]  # type: ignore[assignment]
     """Lists the workers that the router knows. UNIMPLEMENTED on workers."""
     ListRequests: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListRequestsRequest, _admin_pb2.ListRequestsResponse]  # type: ignore[assignment]
-    """Lists the requests of the caller's tenant in flight at this router, oldest first. UNIMPLEMENTED
-    on workers.
+    """Lists the requests in flight at this router, oldest first: those of the caller's tenant; of all
+    tenants for a caller whose certificate is an administrator's and who sends no token.
+    UNIMPLEMENTED on workers.
     """
     ExplainPlacement: _aio.UnaryUnaryMultiCallable[_admin_pb2.ExplainPlacementRequest, _admin_pb2.ExplainPlacementResponse]  # type: ignore[assignment]
     """Explains the placement of a hypothetical or recently placed request: every worker with every
@@ -194,8 +196,9 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListRequestsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListRequestsResponse, _abc.Awaitable[_admin_pb2.ListRequestsResponse]]:
-        """Lists the requests of the caller's tenant in flight at this router, oldest first. UNIMPLEMENTED
-        on workers.
+        """Lists the requests in flight at this router, oldest first: those of the caller's tenant; of all
+        tenants for a caller whose certificate is an administrator's and who sends no token.
+        UNIMPLEMENTED on workers.
         """
 
     @_abc_1.abstractmethod

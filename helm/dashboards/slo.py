@@ -162,6 +162,44 @@ BOARD = Board(
                 ),
             ],
         ),
+        Row(
+            "Tenants",
+            [
+                Panel(
+                    "Requests by tenant",
+                    [Query(rate("baton_tenant_requests_total", "tenant"), "{{tenant}}")],
+                    "reqps",
+                    "Admitted requests that have ended. `*`: tenants without a label of their own.",
+                    is_stacked=True,
+                ),
+                Panel(
+                    "Tokens by tenant",
+                    [
+                        Query(
+                            rate("baton_tenant_prompt_tokens_total", "tenant"), "{{tenant}} prompt"
+                        ),
+                        Query(
+                            rate("baton_tenant_output_tokens_total", "tenant"), "{{tenant}} output"
+                        ),
+                    ],
+                    "cps",
+                    "Tokens of prompts and outputs, counted when a request ends.",
+                    is_stacked=True,
+                ),
+                Panel(
+                    "Refused calls by tenant and reason",
+                    [
+                        Query(
+                            rate("baton_requests_refused_total", "tenant", "reason"),
+                            "{{tenant}} {{reason}}",
+                        )
+                    ],
+                    "reqps",
+                    "By rate limits, full queues, deadlines that cannot be met, and bounds.",
+                    is_stacked=True,
+                ),
+            ],
+        ),
     ],
     [MODEL],
 )

@@ -1,7 +1,7 @@
 """Prometheus metrics of a router, collected on scrape from counters that exist anyway."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -18,17 +18,18 @@ from baton_router.call.failure import FailureKind
 from baton_router.call.usage import ENCODED_BY
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.routing.admission.image_budget import ImageBudget
-from baton_router.routing.admission.quotas import OTHERS
-from baton_router.routing.admission.rate_limit import KINDS, RateLimits
+from baton_router.routing.admission.rate_limit import KINDS
 from baton_router.routing.fleet.fleet import Fleet
 from baton_router.routing.fleet.fleets import Fleets
 from baton_router.routing.placement.placer import PATHS
 from baton_router.served.served_models import Models
+from baton_router.telemetry.tenant_meter import TenantMeter
 
 if TYPE_CHECKING:
     from baton_router.text.images.image_pool import ImagePool
 
 _MODEL = ("model",)
+_TENANT = ("tenant",)
 _GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 
 
@@ -257,27 +258,57 @@ def _num_indexed(fleet: Fleet) -> int:
     return sum(fleet.index.num_hashes(member.record.id) for member in fleet.members)
 
 
-class RateLimitMetrics:
-    """Rate limit metrics: rejections by tenant and limit, and connections that `server` dropped. A
-    tenant has its own label if it is `named` in the file of quotas, which bounds the number of
-    labels; the others share "*"."""
+class TenantMetrics:
+    """Prometheus collector of the usage and the refusals of tenants."""
 
-    def __init__(self, limits: RateLimits, named: Collection[str], server: Server) -> None:
-        self._limits = limits
-        self._named = named
+    def __init__(self, meter: TenantMeter) -> None:
+        self._meter = meter
+
+    def collect(self) -> Iterable[Metric]:
+        meter = self._meter
+        yield counter(
+            "baton_tenant_requests_total",
+            "Admitted requests that have ended, by tenant.",
+            self._of_all(meter.num_requests),
+            _TENANT,
+        )
+        yield counter(
+            "baton_tenant_prompt_tokens_total",
+            "Prompt tokens of admitted requests that have ended, by tenant.",
+            self._of_all(meter.num_prompt_tokens),
+            _TENANT,
+        )
+        yield counter(
+            "baton_tenant_output_tokens_total",
+            "Output tokens of admitted requests that have ended, by tenant.",
+            self._of_all(meter.num_output_tokens),
+            _TENANT,
+        )
+        limits = (f"{kind}_per_minute" for kind in KINDS)
+        refused: dict[Labels, float] = dict.fromkeys(product(meter.labels, limits), 0)
+        refused |= meter.num_refused
+        yield counter(
+            "baton_requests_refused_total",
+            "Calls refused before they were computed, over any API: a rate limit of the tenant "
+            "(requests_per_minute, tokens_per_minute, bytes_per_minute, tokens_per_second), a full "
+            "queue, a deadline before the forecast first token, bounds of large requests and "
+            "images, missing credentials.",
+            refused,
+            ("tenant", "reason"),
+        )
+
+    def _of_all(self, counted: Mapping[str, int]) -> dict[Labels, float]:
+        """Returns a number for each tenant with a label, also of those that have sent nothing."""
+        return {(label,): counted.get(label, 0) for label in {*self._meter.labels, *counted}}
+
+
+class ConnectionMetrics:
+    """Prometheus collector of the connections to a router's gRPC server."""
+
+    def __init__(self, server: Server) -> None:
         self._server = server
 
     def collect(self) -> Iterable[Metric]:
-        tenants = (*self._named, OTHERS)
-        refused: dict[tuple[str, ...], float] = {(t, kind): 0 for t in tenants for kind in KINDS}
-        for (tenant, kind), number in self._limits.num_refused.items():
-            refused[tenant if tenant in self._named else OTHERS, kind] += number
-        yield counter(
-            "baton_rate_limited_total",
-            "Requests rejected by a tenant's rate limit of requests, tokens or bytes per minute.",
-            refused,
-            ("tenant", "limit"),
-        )
         yield counter(
             "baton_dropped_connections_total",
             "gRPC connections of clients dropped since they opened, or opened and reset, too many "

@@ -29,14 +29,14 @@ from baton.serving.telemetry.serving import serve_metrics
 from baton.serving.tenant import Tenants
 from baton_router.apis.grpc.admin import RouterAdmin
 from baton_router.apis.grpc.call_wire import CallReader
-from baton_router.apis.grpc.service import InferenceService
+from baton_router.apis.grpc.service import InferenceService, observe
 from baton_router.call.request import Request, work_of
 from baton_router.event_loop import EventLoop
 from baton_router.lifecycle.in_flight import Requests
 from baton_router.lifecycle.inference import Inference
 from baton_router.lifecycle.pooled_inference import PooledInference
 from baton_router.lifecycle.services import Services
-from baton_router.metrics import ImageMetrics, RateLimitMetrics, RouterMetrics
+from baton_router.metrics import ConnectionMetrics, ImageMetrics, RouterMetrics, TenantMetrics
 from baton_router.routing.admission.controller import AdmissionController
 from baton_router.routing.admission.forecast import Forecasts
 from baton_router.routing.admission.image_budget import ImageBudget
@@ -54,7 +54,9 @@ from baton_router.routing.placement.record.recorder import Recorder, recording
 from baton_router.routing.roles.rebalancer import Rebalancer
 from baton_router.served.served_models import Models, ServedModel
 from baton_router.settings import RouterSettings
+from baton_router.telemetry.call_observer import CallObserver
 from baton_router.telemetry.request_meter import RequestMeter
+from baton_router.telemetry.tenant_meter import TenantMeter
 from baton_router.text.intake import Intake
 from baton_router.text.model_card import ModelCard, read_model_card
 from baton_router.text.pooled_intake import PooledIntake
@@ -100,9 +102,12 @@ async def serve(settings: RouterSettings) -> None:
         settings.images,
         settings.server.max_message_bytes,
     )
+    meter = TenantMeter(lambda: {*quotas.named, *tenants.names})
+    observer = CallObserver(tenants, meter)
     server = Server(
         settings,
         by_token=settings.by_token,
+        observe=partial(observe, observer),
         large=LargeMessages(large, bounds),
         connection_limits=settings.grpc,
     )
@@ -129,7 +134,7 @@ async def serve(settings: RouterSettings) -> None:
         requests = Requests(controllers)
         images = ImageBudget(settings.max_encoder_input_bytes, settings.encoder_input_budget_bytes)
         shared = _Shared(
-            settings, redis, tenants, limits, images, quotas, requests, rules, recorder
+            settings, redis, tenants, limits, images, quotas, requests, rules, recorder, meter
         )
         prompt_images = [await _prompt_images(card, settings, stack) for card in cards]
         served = [
@@ -144,7 +149,8 @@ async def serve(settings: RouterSettings) -> None:
         server.add(InferenceService.add_to_server, service)
         exposition = Exposition()
         exposition.add(RouterMetrics(models, fleets, requests, round_trips))
-        exposition.add(RateLimitMetrics(limits, quotas.named, server))
+        exposition.add(TenantMetrics(meter))
+        exposition.add(ConnectionMetrics(server))
         readers = {model.name: model.services.intake.images.reader for model in served}
         pools = {name: None if one is None else one.pool for name, one in readers.items()}
         exposition.add(ImageMetrics(images, pools))
@@ -157,7 +163,17 @@ async def serve(settings: RouterSettings) -> None:
         await serve_metrics(settings, exposition, server, stack, partial(_pages, fleets))
         http = None
         if settings.http.port is not None:
-            parts = (redis, models, requests, readiness, tenants, limits, exposition, large)
+            parts = (
+                redis,
+                models,
+                requests,
+                readiness,
+                tenants,
+                limits,
+                observer,
+                exposition,
+                large,
+            )
             http = _http_server(settings, *parts)
             await http.start(settings.http.port)
             stack.push_async_callback(http.stop)
@@ -203,6 +219,7 @@ class _Shared:
     requests: Requests
     rules: Rules
     recorder: Recorder | None
+    meter: TenantMeter
 
 
 def _card(settings: RouterSettings, name: str, path: str) -> ModelCard:
@@ -285,6 +302,7 @@ def _served(card: ModelCard, fleet: Fleet, shared: _Shared, images: PromptImages
         RequestMeter(card.name),
         objectives.ttft,
         shared.images,
+        tenant_meter=shared.meter,
     )
     rebalancer = Rebalancer(
         shared.redis,
@@ -317,6 +335,7 @@ def _http_server(
     readiness: RouterReadiness,
     tenants: Tenants,
     limits: RateLimits,
+    observer: CallObserver,
     exposition: Exposition,
     large: LargeRequests,
 ) -> "HttpServer":
@@ -362,6 +381,7 @@ def _http_server(
         readiness,
         tenants,
         limits,
+        observer,
         render,
         bodies,
         access,

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,18 +20,21 @@ from baton.sampling import SamplingParams
 from baton.serving.tokens import new_token
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
+from tests.support.cluster.scraped import scrape
 from tests.support.cluster.second_router import SecondRouter, second_router
 from tests.support.cluster.watch import until_nothing_is_held
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
-TENANTS = ("few", "clumsy", "thrifty", "terse", "free", "fired")
+TENANTS = ("few", "clumsy", "thrifty", "terse", "free", "fired", "flood")
 QUOTAS = """
 few      requests_per_minute=1
 clumsy   requests_per_minute=1
 thrifty  tokens_per_minute=100
 terse    bytes_per_minute=1500
+flood    requests_per_minute=1
 """
 
 
@@ -235,13 +237,34 @@ async def test_byte_rate_limit_rejects_until_the_window_has_room(guarded, tenant
     await until_nothing_is_held(guarded)
 
 
-def test_rate_limit_metric_names_only_configured_tenants(guarded):
-    """Behind the tests of limits: those have refused some."""
-    metrics = f"http://{guarded.metrics_endpoints['router']}/metrics"
-    with urllib.request.urlopen(metrics, timeout=10) as response:
-        lines = response.read().decode().splitlines()
-    found = {line.split(" ")[0] for line in lines if line.startswith("baton_rate_limited_total{")}
-    named = ("few", "clumsy", "thrifty", "terse", "*")
-    assert len(found) == 3 * len(named)
-    assert all(any(f'tenant="{who}"' in line for line in found) for who in named)
-    assert not any("free" in line for line in found)
+async def test_refused_calls_over_each_api_are_counted(guarded, tenant_files):
+    token = tenant_files.tokens["flood"]
+
+    def seen() -> tuple[float, float]:
+        families = scrape(guarded.metrics_endpoints["router"])
+        name, duration = "baton_requests_refused_total", "gen_ai_server_request_duration_seconds"
+        refused = families[name].total(name, tenant="flood", reason="requests_per_minute")
+        ended = families[duration].total(f"{duration}_count", error_type="RESOURCE_EXHAUSTED")
+        return refused, ended
+
+    async with client_of(guarded, token) as client, http_of(guarded, token) as http:
+        assert (await http.post("/v1/completions", json=completion())).status_code == 200
+        for body in (completion(), completion(stream=True)):
+            assert (await http.post("/v1/completions", json=body)).status_code == 429
+        for call in (client.generate("def", SHORT).text, lambda: client.tokenize("def")):
+            with pytest.raises(OverloadedError):
+                await call()
+    await until(lambda: seen()[0] == 4)  # a scrape may be a second old
+    assert seen()[1] >= 3  # without that to tokenize, which is no request to the model
+    log = guarded.log()
+    assert log.count("a call of tenant 'flood' was refused (requests_per_minute)") == 1
+    assert token not in log
+
+
+def test_tenant_metrics_name_tenants_of_the_file(guarded):
+    families = scrape(guarded.metrics_endpoints["router"])
+    for name in ("baton_tenant_requests_total", "baton_requests_refused_total"):
+        labels = {dict(at)["tenant"] for _, at in families[name].samples}
+        assert labels >= {"few", "clumsy", "thrifty", "terse", "free", "flood", "*"}
+    name = "baton_tenant_output_tokens_total"
+    assert families[name].total(name, tenant="free") > 0

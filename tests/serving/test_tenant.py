@@ -12,7 +12,7 @@ from baton.rpc.tls import PemFiles, Tls
 from baton.serving.grpc.access import ROUTER_NAME
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
-from baton.serving.tenant import Tenant, Tenants
+from baton.serving.tenant import Tenant, Tenants, is_administrator
 from baton.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.serving.credentials import Call, bearing
 
@@ -66,6 +66,19 @@ def test_admin_certificate_needs_no_token(tmp_path):
     assert tenants.of(Call(uris=(b"spiffe://a/baton/client/acme",))).name == "acme"
     with pytest.raises(UnauthenticatedError, match="a token is needed"):
         tenants.of(Call(uris=(b"spiffe://a/baton/client",)))
+
+
+def test_administrator_has_a_certificate_and_no_token():
+    admin, client = b"spiffe://a/baton/admin", b"spiffe://a/baton/client"
+    assert is_administrator(Call(uris=(admin,)))
+    assert not is_administrator(Call(("authorization", "Bearer three"), uris=(admin,)))
+    assert not is_administrator(Call(uris=(client,)))
+    assert not is_administrator(Call())
+
+
+def test_tenants_name_owners_of_tokens(tenants):
+    assert tenants.names == {"acme", "globex"}
+    assert Tenants().names == frozenset()
 
 
 def test_tenants_have_distinct_salts_unless_they_share(tenants):

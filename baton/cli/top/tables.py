@@ -88,6 +88,7 @@ _OF_LOAD: Mapping[str, Callable[[Load, Rates], Text]] = {
 }
 _OF_REQUEST: Mapping[str, Callable[[RequestInfo], Text]] = {
     "request": lambda request: Text(request.request_id),
+    "tenant": lambda request: Text(request.tenant),
     "age": lambda request: Text(f"{request.age:.1f} s"),
     "phase": lambda request: Text(request.phase, _STYLES.get(request.phase, "")),
     "prompt": lambda request: Text(str(request.num_prompt_tokens)),

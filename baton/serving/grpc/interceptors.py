@@ -9,7 +9,13 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+)
 from typing import Any, TypeAlias
 
 import grpc
@@ -24,6 +30,8 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]]
 Guard = Callable[[Context], AbstractAsyncContextManager[None]]
+Observe = Callable[[Context, str], AbstractContextManager[None]]
+"""Function that returns the context in which a call of a method runs."""
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +70,10 @@ async def _run(behavior: Any, request: Any, context: Context) -> Any:
     return None
 
 
+def _unobserved(_context: Context, _method: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Server interceptor that ends a failed call with the status of `baton.serving.grpc.errors`.
 
@@ -70,9 +82,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     text of an unexpected exception appears in that log only.
     """
 
-    def __init__(self, large: LargeMessages | None = None) -> None:
-        """Parses messages in the event loop if `large` is None."""
+    def __init__(
+        self, large: LargeMessages | None = None, observe: "Observe | None" = None
+    ) -> None:
+        """Parses messages in the event loop if `large` is None. Calls run inside `observe`, if
+        given, which sees the exceptions that they end with."""
         self._large = large
+        self._observe = observe or _unobserved
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -82,7 +98,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return None
         method = handler_call_details.method
         return guarded(
-            _parsing(handler, self._large), lambda context: _mapping_errors(context, method)
+            _parsing(handler, self._large),
+            lambda context: _mapping_errors(context, method, self._observe),
         )
 
 
@@ -113,9 +130,10 @@ def _parsing(handler: Handler, large: LargeMessages | None) -> Handler:
 
 
 @asynccontextmanager
-async def _mapping_errors(context: Context, method: str) -> AsyncIterator[None]:
+async def _mapping_errors(context: Context, method: str, observe: "Observe") -> AsyncIterator[None]:
     try:
-        yield
+        with observe(context, method):
+            yield
     except grpc.aio.AbortError:
         raise
     except NotImplementedError:

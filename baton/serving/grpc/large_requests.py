@@ -116,6 +116,7 @@ class LargeRequests:
             f"large requests hold {self._num_held} bytes; expected at most {self._budget} with "
             "this one. Retry later, or raise --large-request-budget-bytes.",
             _RETRY_SECONDS,
+            reason="large_requests",
         )
 
     def _fits(self, share: Share, more: int) -> bool:

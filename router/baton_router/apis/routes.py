@@ -47,7 +47,13 @@ from baton_router.apis.edge.caller import HttpCaller
 from baton_router.apis.edge.cors import cors
 from baton_router.apis.edge.endpoints import EVENTS, JSON, Endpoint, openapi, refusing
 from baton_router.apis.edge.errors import limit_headers
-from baton_router.apis.edge.middleware import REQUEST_ID, AnswerHeaders, Failures, disconnected
+from baton_router.apis.edge.middleware import (
+    REQUEST_ID,
+    AnswerHeaders,
+    Failures,
+    Observed,
+    disconnected,
+)
 from baton_router.apis.openai.answer_schemas import (
     ChatCompletion,
     Completion,
@@ -89,6 +95,7 @@ from baton_router.lifecycle.in_flight import Requests
 from baton_router.routing.admission.rate_limit import RateLimits
 from baton_router.routing.admission.readiness import RouterReadiness
 from baton_router.served.served_models import Models, ServedModel
+from baton_router.telemetry.call_observer import CallObserver
 
 # Whose answers lack the documents, as those of Cohere.
 _COHERE_RERANK = "/v2/rerank"
@@ -152,6 +159,7 @@ class Routes:
         readiness: RouterReadiness,
         tenants: Tenants,
         limits: RateLimits,
+        observer: CallObserver,
         render_metrics: Render | None,
         bodies: Bodies,
         access: Access | None = None,
@@ -167,6 +175,7 @@ class Routes:
         self._readiness = readiness
         self._tenants = tenants
         self._limits = limits
+        self._observer = observer
         self._render_metrics = render_metrics
         self._bodies = bodies
         self._access = access
@@ -182,6 +191,7 @@ class Routes:
             *cors(self._origins),
             Middleware(AnswerHeaders),
             Middleware(Failures, error_format),
+            Middleware(Observed, self._observer),
             Middleware(AllowedHosts, self._hosts),
         ]
         return Starlette(
@@ -462,7 +472,16 @@ class Routes:
         make: "_Make[_Body, HttpCall | PooledHttpCall]",
         names: FieldNames,
     ) -> Response:
-        return _Answer(self._parsed(request, schema, make, names), self._limit_headers)
+        return _Answer(self._request(request, schema, make, names), self._limit_headers)
+
+    @asynccontextmanager
+    async def _request(
+        self, request: Request, schema: type[_Body], make: "_Make[_Body, _Made]", names: FieldNames
+    ) -> "AsyncIterator[_Parsed[_Made]]":
+        """Yields as `_parsed`. A call that fails in the block is metered as a request."""
+        with self._models.failing():
+            async with self._parsed(request, schema, make, names) as parsed:
+                yield parsed
 
     @asynccontextmanager
     async def _parsed(

@@ -83,6 +83,10 @@ class Requests:
             lifecycle for (name, _), lifecycle in self._lifecycles.items() if name == tenant.name
         ]
 
+    def all(self) -> list[Lifecycle]:
+        """Returns the requests of all tenants, oldest first."""
+        return list(self._lifecycles.values())
+
     def add(self, lifecycle: Lifecycle) -> None:
         if _key(lifecycle) in self._lifecycles:
             raise AlreadyExistsError(

@@ -70,13 +70,14 @@ class PooledInference:
         """Returns the embeddings of all inputs. Raises the errors that `baton.serving.grpc.errors`
         lists, and `ModelOutputError` for a model without embeddings."""
         arrived = time.monotonic()
-        tenant = self._services.tenant_of(caller)
-        self._card.check_makes("embedding")
-        dimensions = self._dimensions(call)
-        await self._services.wait_for_workers(deadline)
-        with stage("tokenize"):
-            limit = self._services.fleet.context_length
-            requests = await self._intake.read_inputs(call, limit, tenant)
+        with self._services.meter.failing("pooled"):
+            tenant = self._services.tenant_of(caller)
+            self._card.check_makes("embedding")
+            dimensions = self._dimensions(call)
+            await self._services.wait_for_workers(deadline)
+            with stage("tokenize"):
+                limit = self._services.fleet.context_length
+                requests = await self._intake.read_inputs(call, limit, tenant)
         vectors = await self._pool_all(requests, arrived, deadline)
         if dimensions is not None:
             vectors = _normalized(vectors[:, :dimensions])
@@ -85,19 +86,20 @@ class PooledInference:
     async def score(self, call: ScoreCall, caller: Caller, deadline: Deadline) -> Scores:
         """Returns the scores of all pairs. Raises as `embed`."""
         arrived = time.monotonic()
-        tenant = self._services.tenant_of(caller)
-        self._card.check_makes("score")
+        with self._services.meter.failing("pooled"):
+            tenant = self._services.tenant_of(caller)
+            self._card.check_makes("score")
+            await self._services.wait_for_workers(deadline)
         pooling = self._card.pooling
         assert pooling is not None, "a score of a model without one"
-        await self._services.wait_for_workers(deadline)
         limit = self._services.fleet.context_length
         if pooling.kind == "score":
-            with stage("tokenize"):
+            with self._services.meter.failing("pooled"), stage("tokenize"):
                 requests = await self._intake.read_pairs(call, limit, tenant)
             outputs = await self._pool_all(requests, arrived, deadline)
             scores = (1 + np.tanh(outputs[:, 0] / 2)) / 2  # the sigmoid, without overflows
         else:
-            with stage("tokenize"):
+            with self._services.meter.failing("pooled"), stage("tokenize"):
                 requests, pairs = await self._intake.read_texts_of_pairs(call, limit, tenant)
             vectors = _normalized(await self._pool_all(requests, arrived, deadline))
             firsts, seconds = np.array(pairs).T

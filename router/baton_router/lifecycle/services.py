@@ -19,6 +19,7 @@ from baton_router.routing.placement.decision import Decision
 from baton_router.routing.placement.placer import Placer
 from baton_router.telemetry.request_meter import MeteredRequest, RequestMeter
 from baton_router.telemetry.request_trace import RequestTrace
+from baton_router.telemetry.tenant_meter import TenantMeter
 from baton_router.text.intake import Intake
 from baton_router.text.model_card import ModelCard
 
@@ -29,7 +30,8 @@ _DISCOVERY_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Services:
-    """Services of one model. `requests`, `tenants`, `limits` and `images` are the router's.
+    """Services of one model. `requests`, `tenants`, `limits`, `images` and `tenant_meter` are the
+    router's.
 
     Attributes:
         ttft_objective: seconds after a request's arrival when workers are told that its first
@@ -49,6 +51,7 @@ class Services:
     ttft_objective: float
     images: ImageBudget = field(default_factory=ImageBudget)
     retry_budget: RetryBudget = field(default_factory=RetryBudget)
+    tenant_meter: TenantMeter = field(default_factory=TenantMeter)
 
     def tenant_of(self, caller: Caller) -> Tenant:
         """Returns the tenant, whose request counts towards its limits. Raises if it is over one, or
@@ -95,7 +98,7 @@ class Services:
             tenant = request.tenant.name
             observers.append(self.limits.reserve(tenant, request.most_tokens).end)
             decision = await self.admission_controller.admit(request, tenant, deadline)
-            observers.append(self.admission_controller.end)
+            observers += [self.tenant_meter.ended, self.admission_controller.end]
             yield decision
         finally:
             self.requests.remove(lifecycle)

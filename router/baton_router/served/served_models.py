@@ -6,6 +6,7 @@ readiness, role balance. Tenants, their limits and the requests in flight are th
 
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NoReturn, TypeVar
@@ -95,21 +96,32 @@ class Models:
 
         Raises `ModelNotFoundError` that lists what there is.
         """
+        served = self._find(name, request_id)
+        if served is None:
+            self.num_not_found += 1
+            shown = name if len(name) <= _SHOWN_CHARS else f"{name[:_SHOWN_CHARS]}..."
+            listed = ", ".join(map(repr, [*self._served, *self._aliases()]))
+            raise ModelNotFoundError(f"model is {shown!r}; expected one of {listed}")
+        return served
+
+    def failing(self, name: str = "") -> AbstractContextManager[None]:
+        """Meters a call for the model of this name, as `RequestMeter.failing`; for that of calls
+        that name none if it is unknown."""
+        return (self._find(name, "") or self._first).services.meter.failing()
+
+    def _find(self, name: str, request_id: str) -> ServedModel | None:
         if not name:
             return self._first
         served = self._served.get(name)
         if served is not None:
             return served
-        aliases = self._aliases()
-        weights = aliases.get(name)
-        if weights is None and (own := self._names_of_checkpoints.get(name.rstrip("/"))):
-            return self._served[own]
-        if weights is None:
-            self.num_not_found += 1
-            shown = name if len(name) <= _SHOWN_CHARS else f"{name[:_SHOWN_CHARS]}..."
-            listed = ", ".join(map(repr, [*self._served, *aliases]))
-            raise ModelNotFoundError(f"model is {shown!r}; expected one of {listed}")
-        return self._served[drawn(weights, name, request_id) if request_id else heaviest(weights)]
+        weights = self._aliases().get(name)
+        if weights is not None:
+            return self._served[
+                drawn(weights, name, request_id) if request_id else heaviest(weights)
+            ]
+        own = self._names_of_checkpoints.get(name.rstrip("/"))
+        return None if own is None else self._served[own]
 
     def generate(
         self, call: GenerateCall, caller: Caller, deadline: Deadline

@@ -6,8 +6,11 @@ and bounds. Knows nothing of how metrics are exposed.
 
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
+from baton.errors import BatonError
 from baton.serving.deadline import Clock
 from baton.serving.grpc.errors import code_of
 from baton.serving.telemetry import buckets
@@ -49,6 +52,16 @@ class RequestMeter:
         self.num_failures: Counter[FailureKind] = Counter()
         self.clock = clock
         self._model = model
+
+    @contextmanager
+    def failing(self, prompt_kind: str | None = None) -> Iterator[None]:
+        """Meters a call that fails in the block, before it has become a request."""
+        arrived = self.clock()
+        try:
+            yield
+        except BatonError:
+            with self.begin(prompt_kind, arrived):
+                raise
 
     def begin(self, prompt_kind: str | None, arrived: float) -> "MeteredRequest":
         """Starts metering a request. Use the result in `with` until the request has ended.

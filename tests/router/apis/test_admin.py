@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,15 +15,20 @@ from baton.models.images.encoder_input import EncoderInput, TensorData
 from baton.serving.grpc.channels import Channels
 from baton.serving.server import Server
 from baton.serving.settings import ServingSettings
+from baton.serving.tenant import Tenant, Tenants
 from baton.v1 import admin_pb2 as pb
 from baton.v1.admin_pb2_grpc import AdminServicer, add_AdminServicer_to_server
 from baton_router.apis.grpc.admin import RouterAdmin
 from baton_router.apis.grpc.call_wire import CallReader
 from baton_router.call.generate_call import PromptTokens
 from baton_router.call.prompt import Prompt
+from baton_router.lifecycle.in_flight import Requests
 from baton_router.text.images.image_reader import FileKey, ImageCache
+from tests.support.router.scripted import fleet_of, lifecycle_of
+from tests.support.serving.credentials import Call
 
 ALL = pb.FlushCacheRequest()
+EVERY = pb.ListRequestsRequest()
 
 
 class _Worker(AdminServicer):
@@ -107,6 +113,23 @@ async def admin_of():
         await fleet.channels.close()
     for server in servers:
         await server.stop(0.0)
+
+
+async def test_administrator_lists_requests_of_all_tenants():
+    requests = Requests([])
+    async with fleet_of() as fleet:
+        for name in ("acme", "globex"):
+            requests.add(lifecycle_of(fleet, tenant=Tenant(name)))
+    tenants = Tenants(lambda: {sha256(b"one").digest(): "acme"})
+    admin = RouterAdmin(None, None, requests, None, tenants, CallReader(1000), list)  # type: ignore[arg-type]
+
+    async def listed(*metadata: tuple[str, str], role: bytes) -> list[str]:
+        call = Call(*metadata, uris=(b"spiffe://a/baton/" + role,))
+        return [one.tenant for one in (await admin.ListRequests(EVERY, call)).requests]
+
+    assert await listed(role=b"admin") == ["acme", "globex"]
+    assert await listed(("authorization", "Bearer one"), role=b"admin") == ["acme"]
+    assert await listed(role=b"client") == []
 
 
 async def test_flush_reaches_draining_workers_too(admin_of):

@@ -48,6 +48,10 @@ class SecondRouter:
         workers = [p for p in self._cluster.processes if p.role != "router"]
         return [self.router, *workers]
 
+    def log(self) -> str:
+        """Returns the text of the router's log."""
+        return self.router.log_path.read_text()
+
     def process(self, name: str) -> Process:
         return next(process for process in self.processes if process.name == name)
 

@@ -46,7 +46,9 @@ from baton_router.routing.placement.decision import DEFAULT_RULES
 from baton_router.routing.placement.placer import Placer
 from baton_router.served.aliases import Weights
 from baton_router.served.served_models import Models, ServedModel
+from baton_router.telemetry.call_observer import CallObserver
 from baton_router.telemetry.request_meter import RequestMeter
+from baton_router.telemetry.tenant_meter import TenantMeter
 from baton_router.text.images.image_reader import ImageReader
 from baton_router.text.intake import Intake
 from baton_router.text.model_card import ModelCard
@@ -117,8 +119,13 @@ def routes_to(
 
 def inference_of(fleet: FakeFleet, quotas: Quotas) -> Inference:
     """The request pipeline of the shipped model."""
-    (served,) = routes_to(fleet, card(), quotas)._models
-    return served.inference
+    return served_by(routes_to(fleet, card(), quotas)).inference
+
+
+def served_by(routes: Routes) -> ServedModel:
+    """Returns the one model of these routes."""
+    (served,) = routes._models
+    return served
 
 
 def routes_of(
@@ -137,12 +144,14 @@ def routes_of(
     *,
     clamps: bool = True,
     max_silence: float = MAX_SILENCE,
+    meter: TenantMeter | None = None,
 ) -> Routes:
     """The routes of a router without tenants, of several models."""
+    meter = meter or TenantMeter()
     controllers: list[AdmissionController] = []
     requests, limits, tenants = Requests(controllers), RateLimits(quotas.of), Tenants()
     served = [
-        served_model(fleets[name], model, quotas, requests, limits, max_waiting, images)
+        served_model(fleets[name], model, quotas, requests, limits, max_waiting, images, meter)
         for name, model in cards.items()
     ]
     controllers += [model.services.admission_controller for model in served]
@@ -172,6 +181,7 @@ def routes_of(
         readiness,
         tenants,
         limits,
+        CallObserver(tenants, meter),
         None,
         bodies,
         origins=origins,
@@ -186,6 +196,7 @@ def served_model(
     limits: RateLimits,
     max_waiting: int,
     images: ImageReader | None = None,
+    meter: TenantMeter | None = None,
 ) -> ServedModel:
     """A model that scripted workers serve."""
     known = _FrontFleet(fleet, ContextLength(model.max_model_len))
@@ -212,6 +223,7 @@ def served_model(
         placer,
         RequestMeter(model.name),
         TTFT_OBJECTIVE,
+        tenant_meter=meter or TenantMeter(),
     )
     inference = Inference(services, coalesce_seconds=0.0)
     pooled_intake = PooledIntake(model, LIMITS)

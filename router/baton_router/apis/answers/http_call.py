@@ -29,6 +29,7 @@ from baton_router.apis.edge.headers import CLAMPED, IGNORED
 from baton_router.call.generate_call import GenerateCall
 from baton_router.lifecycle.events import Accepted, ClientEvent
 from baton_router.lifecycle.inference import Inference
+from baton_router.telemetry import call_observer
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +141,7 @@ class HttpCall:
         except Exception as error:
             if not alive.has_begun:
                 raise
+            call_observer.failed(error)
             if isinstance(error, InvalidArgumentError):
                 error = in_terms(error)
             rest = self._writer.failed(_failure(error))

@@ -9,14 +9,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.serving.bounds import BoundsError
 from baton_router.apis.edge.body.structure import StructureError
 from baton_router.apis.edge.body.unknown_fields import IGNORED_FIELDS
+from baton_router.apis.edge.caller import HttpCaller
 from baton_router.apis.edge.errors import BodyOverloadError, BodyTooLargeError, Failure, failure_of
 from baton_router.apis.edge.headers import IGNORED
+from baton_router.telemetry.call_observer import CallObserver
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +93,18 @@ def _with_ignored(headers: list[tuple[bytes, bytes]], fields: str) -> list[tuple
     own = [value for key, value in headers if key == name]
     others = [header for header in headers if header[0] != name]
     return [*others, (name, b", ".join([fields.encode(), *own]))]
+
+
+class Observed:
+    """Middleware that has every request observed, with the error that it ends with."""
+
+    def __init__(self, app: ASGIApp, observer: CallObserver) -> None:
+        self._app = app
+        self._observer = observer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._observer.observing(HttpCaller(Request(scope))):
+            await self._app(scope, receive, send)
 
 
 class Failures:

@@ -15,7 +15,7 @@ from baton.rpc.errors import error_of
 from baton.rpc.roles import role_of, role_to_message
 from baton.serving import build_info
 from baton.serving.deadline import Deadline
-from baton.serving.tenant import Tenants
+from baton.serving.tenant import Tenants, is_administrator
 from baton.v1 import admin_pb2, admin_pb2_grpc
 from baton_router.apis.grpc import admin_wire
 from baton_router.apis.grpc.call_wire import CallReader, input_of
@@ -84,13 +84,15 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.ListRequestsRequest, context: Any
     ) -> admin_pb2.ListRequestsResponse:
         limit = min(request.limit or _REQUESTS_LISTED, _MOST_REQUESTS_LISTED)
-        oldest, now = self._requests.of(self._tenants.of(context))[:limit], time.monotonic()
+        tenant, requests = self._tenants.of(context), self._requests
+        listed = requests.all() if is_administrator(context) else requests.of(tenant)
+        now = time.monotonic()
         return admin_pb2.ListRequestsResponse(
             requests=[
                 admin_wire.request_info(
                     lifecycle.request, lifecycle.account, lifecycle.placement, now
                 )
-                for lifecycle in oldest
+                for lifecycle in listed[:limit]
             ]
         )
 

@@ -26,6 +26,7 @@ def request_info(
         num_output_tokens=account.num_output_tokens,
         num_migrations=account.num_migrations,
         model=request.model,
+        tenant=request.tenant.name,
     )
     if placement is not None:
         message.prefill_worker = placement.prefill

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any
 
 from google.protobuf.message import Message
@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from baton.errors import InvalidArgumentError
 from baton.rpc.params import defaults_to_message
 from baton.serving.deadline import Deadline
+from baton.serving.grpc.access import INFERENCE
 from baton.serving.tenant import Tenants
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc as pb_grpc
@@ -23,8 +24,15 @@ from baton_router.apis.grpc.call_wire import (
 from baton_router.apis.grpc.client_wire import pooled_output_to_message, to_message
 from baton_router.routing.admission.rate_limit import RateLimits
 from baton_router.served.served_models import Models, ServedModel
+from baton_router.telemetry.call_observer import CallObserver
 
 logger = logging.getLogger(__name__)
+
+
+def observe(observer: CallObserver, context: Any, method: str) -> AbstractContextManager[None]:
+    """Observes a call of the service; those of other services are not observed."""
+    is_inference = method.split("/")[1] == INFERENCE
+    return observer.observing(context) if is_inference else nullcontext()
 
 
 class InferenceService(pb_grpc.InferenceServicer):
@@ -50,7 +58,8 @@ class InferenceService(pb_grpc.InferenceServicer):
     async def Generate(
         self, request: pb.GenerateRequest, context: Any
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
-        self._count(request, context)
+        with self._models.failing(request.model):
+            self._count(request, context)
         deadline = Deadline.of(context, self._timeout)
         try:
             call = await self._calls.generation(request)
@@ -61,12 +70,14 @@ class InferenceService(pb_grpc.InferenceServicer):
                 yield to_message(event)
 
     async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResponse:
-        tenant, deadline = self._count(request, context), Deadline.of(context, self._timeout)
-        try:
-            call = embed_call(request)
-        except InvalidArgumentError:
-            self._limits.count_request(tenant)
-            raise
+        deadline = Deadline.of(context, self._timeout)
+        with self._models.failing(request.model):
+            tenant = self._count(request, context)
+            try:
+                call = embed_call(request)
+            except InvalidArgumentError:
+                self._limits.count_request(tenant)
+                raise
         made = await self._models.embed(call, context, deadline)
         return pb.EmbedResponse(
             model=made.model,
@@ -76,7 +87,8 @@ class InferenceService(pb_grpc.InferenceServicer):
         )
 
     async def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
-        self._count(request, context)
+        with self._models.failing(request.model):
+            self._count(request, context)
         deadline = Deadline.of(context, self._timeout)
         made = await self._models.score(score_call(request), context, deadline)
         return pb.ScoreResponse(

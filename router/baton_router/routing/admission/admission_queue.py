@@ -201,9 +201,13 @@ class AdmissionQueue(Generic[T]):
         first_token = wait + forecast.ttft_seconds
         if is_full:
             waiting = len(self._queue)
-            raise OverloadedError(f"{waiting} requests wait at this router already", retry_after)
+            raise OverloadedError(
+                f"{waiting} requests wait at this router already", retry_after, reason="queue"
+            )
         if first_token > seconds_left and quota_wait > 0 and quota_wait >= forecast.drain_seconds:
-            raise OverloadedError(f"tenant {tenant!r} is over its rate", retry_after)
+            raise OverloadedError(
+                f"tenant {tenant!r} is over its rate", retry_after, reason="tokens_per_second"
+            )
         if first_token > seconds_left:
             raise _late(first_token, seconds_left, retry_after)
         return forecast.decision
@@ -225,4 +229,5 @@ def _late(first_token: float, seconds_left: float, retry_after: float) -> Overlo
         f"a first token would come in {first_token:.1f} s, and the deadline is in "
         f"{seconds_left:.1f} s",
         retry_after,
+        reason="deadline",
     )

@@ -56,6 +56,7 @@ class ImageBudget:
                 f"{self.max_held_bytes} with the {num_bytes} of this one. Retry later, or raise "
                 "--encoder-input-budget-bytes.",
                 _RETRY_SECONDS,
+                reason="image_budget",
             )
         self.num_bytes += num_bytes
         return partial(self._release, num_bytes)

@@ -9,7 +9,6 @@ debt. Awaits nothing; the caller passes the clock. Limits that queue requests in
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -51,9 +50,9 @@ class RateLimitedError(OverloadedError):
     """
 
     def __init__(
-        self, message: str, retry_after: float, statuses: dict[Kind, RateLimitStatus]
+        self, message: str, retry_after: float, kind: Kind, statuses: dict[Kind, RateLimitStatus]
     ) -> None:
-        super().__init__(message, retry_after)
+        super().__init__(message, retry_after, reason=f"{kind}_per_minute")
         self.statuses = statuses
 
 
@@ -71,14 +70,9 @@ class TokenReservation:
 
 
 class RateLimits:
-    """Rate limits of all tenants, at one router.
-
-    Attributes:
-        num_refused: rejected requests, by tenant and the kind of the exceeded limit.
-    """
+    """Rate limits of all tenants, at one router."""
 
     def __init__(self, quota_of: Callable[[str], Quota], clock: Clock = time.monotonic) -> None:
-        self.num_refused: Counter[tuple[str, Kind]] = Counter()
         self._quota_of = quota_of
         self._clock = clock
         self._buckets: dict[tuple[str, Kind], TokenBucket] = {}
@@ -136,11 +130,11 @@ class RateLimits:
     def _check(self, bucket: TokenBucket, tenant: str, kind: Kind, amount: float) -> None:
         wait = bucket.seconds_until(amount)
         if wait > 0.0:
-            self.num_refused[tenant, kind] += 1
             raise RateLimitedError(
                 f"tenant {tenant!r} may have {bucket.capacity:.0f} {kind} in a minute; this one "
                 f"fits in {wait:.3g} s",
                 wait,
+                kind,
                 self.statuses(tenant),
             )
 

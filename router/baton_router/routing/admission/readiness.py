@@ -106,6 +106,7 @@ class Readiness:
             raise OverloadedError(
                 f"{self.num_waiting} requests wait at this router already, for its first workers",
                 _RETRY_SECONDS,
+                reason="queue",
             )
         self.num_waiting += 1
         try:

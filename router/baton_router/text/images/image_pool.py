@@ -111,7 +111,8 @@ class ImagePool:
             raise OverloadedError(
                 f"{len(self._jobs)} images of {self._pending_bytes} bytes wait to be decoded; "
                 f"expected at most {self._max_pending} of {_MAX_PENDING_BYTES}. Retry later, or "
-                "raise --images-processes."
+                "raise --images-processes.",
+                reason="images",
             )
         self._pending_bytes = pending_bytes
         # A client that leaves does not cost the process, which is in the middle of its image.

@@ -140,7 +140,7 @@ async def _grow(share: Share, num_bytes: int) -> None:
     try:
         await share.grow(num_bytes)
     except OverloadedError as error:
-        raise BodyOverloadError(str(error), error.retry_after) from None
+        raise BodyOverloadError(str(error), error.retry_after, reason=error.reason) from None
 
 
 def _check_media_type(headers: Mapping[str, str]) -> None:
