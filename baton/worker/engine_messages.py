@@ -20,6 +20,9 @@ from baton.sampling import SamplingParams
 from baton.v1 import decode_pb2, encode_pb2, kv_transfer_pb2, prefill_pb2
 from baton.v1 import inference_pb2 as pb
 
+# A step may score more; routers take four times as many in a message.
+_SCORES_PER_MESSAGE = 1024
+
 _FINISH_REASONS = {
     FinishReason.END_OF_SEQUENCE: pb.FINISH_REASON_END_OF_SEQUENCE,
     FinishReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
@@ -149,13 +152,20 @@ class PromptScores:
 
     def messages(self, updates: Iterable[SequenceUpdate]) -> Iterator[pb.PromptLogprobs]:
         """Yields the log-probabilities of prompt tokens in the engine's next updates, if any."""
-        for scored in (update.prompt_logprobs for update in updates if update.prompt_logprobs):
+        for scored in _parts(updates):
             yield pb.PromptLogprobs(
                 position=self._num_scored,
                 logprobs=[each.logprob for each in scored],
                 top_logprobs=top_logprobs_to_messages(scored, self._num_top),
             )
             self._num_scored += len(scored)
+
+
+def _parts(updates: Iterable[SequenceUpdate]) -> Iterator[Sequence[TokenLogprobs]]:
+    """Yields the prompt scores of updates, in parts of what a message may have."""
+    for scored in (update.prompt_logprobs for update in updates):
+        for start in range(0, len(scored), _SCORES_PER_MESSAGE):
+            yield scored[start : start + _SCORES_PER_MESSAGE]
 
 
 def prefill_started(

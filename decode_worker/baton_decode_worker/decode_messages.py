@@ -21,7 +21,8 @@ from baton.worker.engine_messages import (
 )
 from baton_kvtransfer.lease.handle import FirstToken, TransferReport
 
-# A ranked sequence is sent as a whole; this keeps its messages far below gRPC's size limit.
+# A ranked sequence is sent as a whole, and so is what has waited for a slow stream. Routers take
+# four times as many.
 _TOKENS_PER_MESSAGE = 1024
 
 
@@ -128,11 +129,18 @@ def ranked_responses(
 ) -> Iterator[pb.DecodeGenerateResponse]:
     """Yields the returned sequences of a finished request, best first, from all its updates."""
     for place, of_one in enumerate(ranked(updates, params)):
-        for start in range(0, len(of_one), _TOKENS_PER_MESSAGE):
-            yield from _of_sequence(place, of_one[start : start + _TOKENS_PER_MESSAGE], params)
+        yield from _of_sequence(place, of_one, params)
 
 
 def _of_sequence(
+    index: int, updates: list[SequenceUpdate], params: SamplingParams
+) -> Iterator[pb.DecodeGenerateResponse]:
+    """Yields the messages of a sequence's updates."""
+    for start in range(0, len(updates), _TOKENS_PER_MESSAGE):
+        yield from _of_part(index, updates[start : start + _TOKENS_PER_MESSAGE], params)
+
+
+def _of_part(
     index: int, updates: list[SequenceUpdate], params: SamplingParams
 ) -> Iterator[pb.DecodeGenerateResponse]:
     """Yields one message with a sequence's tokens, then its finish reason or `preempted`. Skips a

@@ -182,7 +182,7 @@ class RouterMetrics:
             "baton_attempt_failures_total",
             "Failed attempts of requests that have ended: refused by a worker, worker lost or "
             "silent, handoff broken, no worker available, preempted by its worker, worker too "
-            "small.",
+            "small, worker that sent what none may send (violation).",
             {
                 (one.card.name, kind.name.lower()): one.meter.num_failures[kind]
                 for one in self._services

@@ -117,6 +117,7 @@ async def serve(settings: RouterSettings) -> None:
         channels = Channels(
             settings.server.max_message_bytes + settings.max_encoder_input_bytes,
             tls=settings.tls_to_workers,
+            options=[("grpc.max_receive_message_length", settings.server.max_message_bytes)],
         )
         stack.push_async_callback(channels.close)
         fleets = Fleets(

@@ -26,6 +26,8 @@ class FailureKind(Enum):
     """A decode worker preempted the request and gave it back. No fault of the worker."""
     TOO_SMALL = auto()
     """A worker refused the request by a limit of its own. A larger one may serve it."""
+    VIOLATION = auto()
+    """A worker sent what no worker may send for the request."""
 
 
 class AttemptFailure(Exception):  # noqa: N818 - it may become a retry, not an error

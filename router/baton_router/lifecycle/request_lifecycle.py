@@ -123,6 +123,7 @@ class RequestLifecycle:
             work,
             self._fleet,
             self._retries.place(work),
+            self._answer.bounds,
             self._deadline,
             self._coalescer,
             may_return=self._recovery.may_return,

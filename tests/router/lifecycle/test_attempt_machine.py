@@ -27,6 +27,7 @@ from baton_router.lifecycle.attempts.attempt_machine import (
     RouterEvent,
     SourceEvent,
 )
+from baton_router.lifecycle.attempts.work_bounds import WorkBounds
 from baton_router.routing.placement.placer import Placer
 from tests.support.router.scripted import (
     ADMITTED,
@@ -205,6 +206,7 @@ class Attempts(RuleBasedStateMachine):
             self.work,
             fleet,  # type: ignore[arg-type]
             placement,
+            WorkBounds.of(self.work.request, vocab_size=1000),
             Deadline.after(60.0),
             Coalescer(window),
             may_return=may_return,

@@ -22,7 +22,7 @@ from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.lifecycle.recovery import MAX_FAILURES, MAX_RETURNS, SAME_PLACE_TOKENS, Recovery
 from baton_router.lifecycle.retry_budget import RetryBudget
 
-REFUSED, LOST, SILENT, BROKEN, NO_WORKER, PREEMPTED, TOO_SMALL = FailureKind
+REFUSED, LOST, SILENT, BROKEN, NO_WORKER, PREEMPTED, TOO_SMALL, VIOLATION = FailureKind
 
 
 def recovery(*, accepted: bool = True, tries: float = 1000.0) -> Recovery:

@@ -17,6 +17,7 @@ from baton_router.call.request import Request, RequestOutcome, Work, work_of
 from baton_router.call.tokens import Tokens
 from baton_router.call.usage import Account, Timings
 from baton_router.lifecycle.answers.output import Output
+from baton_router.lifecycle.attempts.work_bounds import WorkBounds
 from baton_router.lifecycle.events import ClientEvent, Finished
 from baton_router.lifecycle.worker_events import (
     KvReady,
@@ -40,6 +41,7 @@ class Answer:
         is_prefilling: the prefill worker is computing the prompt.
         is_handed_over: the decode worker holds the prompt's blocks, or computes them itself.
         num_sequences: sequences that the client gets.
+        bounds: of what workers may send for it.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Answer:
         self.is_prefilling = False
         self.is_handed_over = False
         self.num_sequences = params.n
+        self.bounds = WorkBounds.of(request, card.vocab_size)
         self._on_first_token = on_first_token
         self._request = request
         self._eos_token_ids = frozenset() if params.ignore_eos else card.eos_token_ids

@@ -31,6 +31,7 @@ from baton.serving.deadline import Deadline
 from baton.serving.grpc.coalescer import Coalescer
 from baton_router.call.ending import FinishReason
 from baton_router.call.failure import AttemptFailure, FailureKind
+from baton_router.call.output_delta import OutputDelta
 from baton_router.call.request import Work
 from baton_router.call.usage import EncodedInput
 from baton_router.lifecycle import worker_wire
@@ -49,6 +50,7 @@ from baton_router.lifecycle.attempts.encoder_lease import EncoderLeases
 from baton_router.lifecycle.attempts.inbox import Inbox
 from baton_router.lifecycle.attempts.prefix_lease import PrefixLease
 from baton_router.lifecycle.attempts.return_cost import ReturnCost, return_cost
+from baton_router.lifecycle.attempts.work_bounds import MAX_MESSAGE_TOKENS, WorkBounds
 from baton_router.lifecycle.attempts.worker_call import WorkerCall, learn
 from baton_router.lifecycle.attempts.worker_methods import Method
 from baton_router.lifecycle.worker_events import Received, Report
@@ -78,6 +80,7 @@ class Attempt:
     """Attempt at a request. Use: `async with`, `admit`, `next_events`; `cancel` at any time.
 
     Args:
+        bounds: of what the workers may send.
         may_return: the decode worker may give the request back if it preempts its sequence.
         first_token_due: when the first token is due; None: at any time.
         on_encoded: is called with where each encoder input was encoded that no worker had cached
@@ -93,6 +96,7 @@ class Attempt:
         work: Work,
         fleet: Fleet,
         placement: Placement,
+        bounds: WorkBounds,
         deadline: Deadline,
         coalescer: Coalescer,
         *,
@@ -103,6 +107,7 @@ class Attempt:
     ) -> None:
         self.placement = placement
         self._source_timeout = source_timeout
+        self._bounds = bounds
         self._may_return = may_return
         self._first_token_due = first_token_due
         self._on_encoded = on_encoded
@@ -171,7 +176,12 @@ class Attempt:
         request = worker_wire.prefill_request(
             self._work, lease_id, self.decode_worker, prefix, due, encoder_sources
         )
-        called = worker_methods.prefill(self._channel_to(self._source.member), request, self._work)
+        called = worker_methods.prefill(
+            self._channel_to(self._source.member),
+            request,
+            self._work,
+            self._bounds.max_message_bytes,
+        )
         await self._open(self._source, "admit.prefill", called)
         is_scored = self._work.params.prompt_logprobs is not None
         self._apply(RouterEvent.ADMITTED_TO_SCORE if is_scored else RouterEvent.ADMITTED)
@@ -225,7 +235,7 @@ class Attempt:
             events = self._react(*self._inbox.take())
         if self._coalescer.seconds:
             await self._coalescer.acquire()
-            while self._inbox:
+            while self._inbox and _num_tokens(events) < MAX_MESSAGE_TOKENS:
                 events += self._react(*self._inbox.take())
         return events
 
@@ -305,7 +315,7 @@ class Attempt:
             self._source.cancel()
 
     def _call_to(self, member: Member) -> WorkerCall:
-        return WorkerCall(member, self._fleet, self._deadline)
+        return WorkerCall(member, self._fleet, self._deadline, self._bounds.check)
 
     def _channel_to(self, member: Member) -> grpc.aio.Channel:
         return self._stack.enter_context(self._fleet.channel_to(member))
@@ -365,7 +375,8 @@ class Attempt:
         request = self._decode_request = worker_wire.decode_request(
             work, lease_id, handle, cost, self._first_token_due, encoder_sources
         )
-        called = worker_methods.generate(self._channel_to(member), request, work)
+        max_bytes = self._bounds.max_message_bytes
+        called = worker_methods.generate(self._channel_to(member), request, work, max_bytes)
         await self._open(self._decode, "admit.decode", called)
 
     async def _open(self, call: WorkerCall, stage_name: str, called: Awaitable[Method]) -> None:
@@ -397,6 +408,10 @@ class Attempt:
             kind, message = await call.read()
             if self._inbox.put((call, kind, message)):
                 await self._inbox.room()
+
+
+def _num_tokens(events: Sequence[Received]) -> int:
+    return sum(len(event.tokens) for event in events if isinstance(event, OutputDelta))
 
 
 async def _ended(task: "asyncio.Task[None]") -> None:

@@ -7,6 +7,7 @@ import grpc
 
 from baton_router.lifecycle import worker_wire
 from baton_router.lifecycle.attempts import worker_methods
+from baton_router.lifecycle.attempts.work_bounds import Unreadable
 from baton_router.routing.fleet.member import Member
 
 # Maximum seconds to wait for the holder's answer.
@@ -39,7 +40,7 @@ class PrefixLease:
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             logger.debug("%s grants no prefix lease: %s", self._holder.record.id, error)
             return None
-        if response is grpc.aio.EOF:
+        if response is grpc.aio.EOF or isinstance(response, Unreadable):
             logger.debug("%s grants no prefix lease, and no reason", self._holder.record.id)
             return None
         num_blocks = worker_wire.num_shared_blocks(response)

@@ -2,12 +2,14 @@
 attempt's other calls."""
 
 import asyncio
-from collections.abc import Awaitable
+import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 from opentelemetry.trace import SpanKind
 
+from baton.cluster.throttled_log import ThrottledLog
 from baton.errors import (
     BatonError,
     ContextLengthError,
@@ -27,10 +29,17 @@ from baton.serving.telemetry.stages import failed, stage
 from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.call.output_delta import OutputDelta
 from baton_router.lifecycle import worker_wire
+from baton_router.lifecycle.attempts.work_bounds import Unreadable, ViolationError, any_event
 from baton_router.lifecycle.attempts.worker_methods import Method
 from baton_router.lifecycle.worker_events import KvReady, Report
+from baton_router.lifecycle.worker_events import Received as Event
 from baton_router.routing.fleet.fleet import Fleet
 from baton_router.routing.fleet.member import Member
+
+# In the error of a message that gRPC has not received whole.
+_OVERSIZED = "eceived message larger than max"
+
+_log = ThrottledLog(logging.getLogger(__name__))
 
 Received = tuple[str, Any]
 """Kind and event; or the `AttemptFailure` that ended the call, of the kind `lease_ended` if the
@@ -45,8 +54,16 @@ class WorkerCall:
         may_return: the worker may give the request back.
     """
 
-    def __init__(self, member: Member, fleet: Fleet, deadline: Deadline) -> None:
+    def __init__(
+        self,
+        member: Member,
+        fleet: Fleet,
+        deadline: Deadline,
+        check: Callable[[Event], None] = any_event,
+    ) -> None:
+        """Takes `check`, which raises `ViolationError` for an event that no worker may send."""
         self.member = member
+        self._check = check
         self.may_return = False
         self._fleet = fleet
         self._deadline = deadline
@@ -93,18 +110,31 @@ class WorkerCall:
             if is_task_cancelled():
                 raise
             return self._cancelled()
-        if isinstance(message, OutputDelta):
-            return "tokens", message  # hot path
         if message is grpc.aio.EOF:
             early = InternalError(f"{self._name} ended its answer before it was complete")
             return "ended", self._broken(early)
+        if isinstance(message, Unreadable):
+            return "failed", self._violation(message.problem)
         try:
-            event = worker_wire.event_of(message)
+            is_delta = isinstance(message, OutputDelta)  # hot path
+            event = message if is_delta else worker_wire.event_of(message)
+            self._check(event)
+        except ViolationError as error:
+            return "failed", self._violation(str(error))
         except InternalError as error:
             return "failed", self._broken(error)
         if isinstance(event, OutputDelta):
             return "tokens", event
         return ("failed", self._given_back()) if event.kind == "preempted" else (event.kind, event)
+
+    def _violation(self, problem: str) -> AttemptFailure:
+        """Returns the failure for a worker that breaks its contract, which gets no requests until a
+        health check has succeeded."""
+        error = ViolationError(f"{self._name} sent {problem}")
+        _log.warning("%s; its circuit is open", error, kind="violation")
+        self.cancel()
+        self._fleet.report_loss(self.member)
+        return AttemptFailure(FailureKind.VIOLATION, error, self._name)
 
     def _cancelled(self) -> Received:
         return "ended", self._broken(UnavailableError(f"the call to {self._name} was cancelled"))
@@ -133,6 +163,8 @@ class WorkerCall:
         elif isinstance(cause, InternalError):
             kind = FailureKind.LOST
             self._fleet.report_failure(self.member)
+        elif _OVERSIZED in (error.details() or ""):
+            return "failed", self._violation(f"too large a message: {error.details()}")
         ending = "lease_ended" if isinstance(cause, NotFoundError) else "failed"
         return ending, AttemptFailure(kind, cause, self._name)
 

@@ -20,12 +20,11 @@ from baton.v1 import (
     decode_pb2_grpc,
     encode_pb2,
     kv_sharing_pb2,
-    kv_sharing_pb2_grpc,
     prefill_pb2,
-    prefill_pb2_grpc,
 )
 from baton_router.call.request import Work
 from baton_router.lifecycle import worker_wire
+from baton_router.lifecycle.attempts.work_bounds import bounded
 
 _Unsent = list[bytes]
 """A serialized request, until it is sent."""
@@ -35,30 +34,37 @@ Method = tuple[Any, Any]
 
 
 async def prefill(
-    channel: grpc.aio.Channel, request: prefill_pb2.PrefillRequest, work: Work
+    channel: grpc.aio.Channel, request: prefill_pb2.PrefillRequest, work: Work, max_bytes: int
 ) -> Method:
-    """Returns `Prefill.Prefill` for a request, to which the images of `work` are added."""
-    deserialize = prefill_pb2.PrefillResponse.FromString
+    """Returns `Prefill.Prefill` for a request, to which the images of `work` are added; its
+    messages have up to `max_bytes`."""
+    deserialize = bounded(prefill_pb2.PrefillResponse.FromString, max_bytes)
     inputs = request.ENCODER_INPUTS_FIELD_NUMBER, work.request.encoder_inputs
     return await _method(channel, "/baton.v1.Prefill/Prefill", request, *inputs, deserialize)
 
 
 async def generate(
-    channel: grpc.aio.Channel, request: decode_pb2.DecodeGenerateRequest, work: Work
+    channel: grpc.aio.Channel,
+    request: decode_pb2.DecodeGenerateRequest,
+    work: Work,
+    max_bytes: int,
 ) -> Method:
-    """Returns `Decode.Generate` for a request, to which the images of `work` are added. Tokens
-    without log-probabilities come as an `OutputDelta`."""
+    """Returns `Decode.Generate` for a request, to which the images of `work` are added; its
+    messages have up to `max_bytes`. Tokens without log-probabilities come as an `OutputDelta`."""
     has_logprobs = work.params.logprobs
     deserialize: Callable[[bytes], Any] = (
         decode_pb2.DecodeGenerateResponse.FromString if has_logprobs else worker_wire.decoded
     )
     inputs = request.ENCODER_INPUTS_FIELD_NUMBER, work.request.encoder_inputs
-    return await _method(channel, "/baton.v1.Decode/Generate", request, *inputs, deserialize)
+    parse = bounded(deserialize, max_bytes)
+    return await _method(channel, "/baton.v1.Decode/Generate", request, *inputs, parse)
 
 
 async def pool(channel: grpc.aio.Channel, request: prefill_pb2.PoolRequest) -> Method:
     """Returns `Prefill.Pool` for a request."""
-    return prefill_pb2_grpc.PrefillStub(channel).Pool, request
+    deserialize = bounded(prefill_pb2.PoolResponse.FromString)
+    number = request.TOKEN_IDS_FIELD_NUMBER
+    return await _method(channel, "/baton.v1.Prefill/Pool", request, number, (), deserialize)
 
 
 async def encode(
@@ -68,7 +74,7 @@ async def encode(
     a request for a cached output has it without tensors."""
     unsent = () if request.HasField("encoder_input") else (encoder_input,)
     inputs = request.ENCODER_INPUT_FIELD_NUMBER, unsent
-    deserialize = encode_pb2.EncodeResponse.FromString
+    deserialize = bounded(encode_pb2.EncodeResponse.FromString)
     return await _method(channel, "/baton.v1.Encode/Encode", request, *inputs, deserialize)
 
 
@@ -94,7 +100,12 @@ async def end_sequence(
 
 def share(channel: grpc.aio.Channel, request: kv_sharing_pb2.ShareRequest) -> Any:
     """Returns the call that keeps blocks for another worker while it is open."""
-    return kv_sharing_pb2_grpc.KvSharingStub(channel).Share(request, metadata=outgoing())
+    method = channel.unary_stream(
+        "/baton.v1.KvSharing/Share",
+        request_serializer=kv_sharing_pb2.ShareRequest.SerializeToString,
+        response_deserializer=bounded(kv_sharing_pb2.ShareResponse.FromString),
+    )
+    return method(request, metadata=outgoing())
 
 
 async def _method(
