@@ -161,6 +161,7 @@ class EngineClient:
         device, pools, encoder_pool: as of `handle`.
         check: raises the errors of a request or an encoder input that it cannot serve.
         is_paused: no new request starts until `resume`.
+        num_reports: reports of the engine so far: one that works, or is asked, makes them.
     """
 
     def __init__(
@@ -176,6 +177,7 @@ class EngineClient:
         self.pools = handle.pools
         self.encoder_pool = handle.encoder_pool
         self.is_paused = False
+        self.num_reports = 0
         self.handle = handle
         self.submit = handle.submit
         self.check = RequestCheck(handle.facts)
@@ -351,6 +353,19 @@ class EngineClient:
         answer = await self._query(commands.ReportMemory(next(self._numbers)))
         return cast("MemoryReport", answer)
 
+    def ping(self) -> None:
+        """Asks the engine for a report, which comes after its present step."""
+        self.submit(commands.Ping(next(self._numbers)))
+
+    def kill(self, reason: str) -> None:
+        """Ends an engine that stands still: all streams fail, as when it ends by itself."""
+        self.handle.kill(reason)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request or a query is in the engine."""
+        return bool(self._streams or self._queries) and not self._failed
+
     @property
     def num_streams(self) -> int:
         return len(self._streams)
@@ -375,6 +390,7 @@ class EngineClient:
 
     def _take(self, report: Report) -> None:
         """Takes a report of the engine."""
+        self.num_reports += 1
         match report:
             case reports.Stepped(output):
                 self._deliver(output)

@@ -21,6 +21,7 @@ from baton.engine.core.process.engine_process import EngineProcess
 from baton.engine.core.process.pool_memory import MemoryNotSharedError
 from baton.engine.core.request_check import why_no_images
 from baton.engine.executor.device import CUDA, Gpus
+from baton.engine.watch import watch_engine
 from baton.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from baton.rpc.worker_role import Role
 from baton.worker.membership import Membership
@@ -113,6 +114,8 @@ class ModelHost:
         engine.start()
         stack.push_async_callback(engine.stop)
         self._engine = engine
+        watching = asyncio.create_task(watch_engine(engine, self._settings.engine_timeout_s))
+        stack.callback(watching.cancel)
         member.on_drain.append(engine.resume)  # the requests that wait are to finish
         self.check_serves(member.role)
         for callback in self.on_load:

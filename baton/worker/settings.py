@@ -54,6 +54,13 @@ class WorkerSettings(_EngineSettings):
         "process's memory on a GPU, or nixl or a connector of another package moves blocks of a "
         "GPU. yes: refuse to start where it cannot. no: in a thread of the worker.",
     )
+    engine_timeout_s: float = Field(
+        20.0,
+        gt=0,
+        description="Seconds without a sign of life of an engine that has work, after which its "
+        "requests move to other workers and the worker ends: its GPU or driver hangs, or its "
+        "process was stopped. On a CPU a step may take longer, while it uses CPU time.",
+    )
     kv_port: int | None = Field(
         None,
         ge=0,

@@ -38,7 +38,10 @@ def started(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
         changes["PYTHONPATH"] = os.pathsep.join(paths)
     with (
         patch.dict(os.environ, changes),
-        LocalCluster(num_decode=2, worker_flags={"engine_process": "yes"}) as running,
+        LocalCluster(
+            num_decode=2,
+            worker_flags={"engine_process": "yes", "engine_timeout_s": 3.0},
+        ) as running,
     ):
         yield running
 
@@ -93,3 +96,23 @@ async def test_engine_ends_with_its_worker_however_that_ends(cluster):
         engine = engine_of(cluster, name)
         cluster.process(name).signal(signum)
         await until_observed(lambda one=engine: not one.is_running(), within=20.0)
+
+
+async def test_engine_that_stands_still_loses_its_requests_to_others(cluster):
+    prompts = [prompt_of(40, seed=i) for i in range(6)]
+    async with AsyncClient(cluster.address, timeout=60.0) as client:
+        expected = [await client.generate(p, LONG).token_ids() for p in prompts]
+        generations = [client.generate(p, LONG) for p in prompts]
+        for generation in generations:
+            await anext(generation)
+            await anext(generation)
+        decode = cluster.process("decode-0")
+        engine_of(cluster, "decode-0").suspend()
+        found = [await generation.token_ids() for generation in generations]
+        assert found == expected
+        new = [client.generate(p, LONG) for p in prompts]
+        assert [await generation.token_ids() for generation in new] == expected
+        await until_observed(lambda: not decode.is_running, within=20.0)
+        assert "the engine failed: it stood still for 3 s with" in decode.log_tail()
+        await asyncio.to_thread(cluster.restart, "decode-0")
+        await until_nothing_is_held(cluster)

@@ -237,6 +237,16 @@ class ReportMemory(Query):
 
 
 @dataclass(frozen=True, slots=True)
+class Ping(Query):
+    """Query: None, as soon as the present step has ended."""
+
+    query: int
+
+    def run(self, core: "EngineCore") -> None:
+        """Does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class CompileGrammar(Query):
     """Query: compiles the grammar of a request that will follow, and checks the output that the
     request has, beside the steps. The answer is None; `Add.grammar` names the query."""
@@ -266,5 +276,6 @@ COMMANDS: tuple[type[Command], ...] = (
     Pin,
     ReportMemory,
     CompileGrammar,
+    Ping,
 )
 """All commands. Their places are their numbers between two processes."""

@@ -45,6 +45,16 @@ class CoreHandle(Protocol):
         """Queues a command. Before `start` too; dropped after the end."""
         ...
 
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time that the process in which the engine steps has used, in steps of 10 ms."""
+        ...
+
+    def kill(self, reason: str) -> None:
+        """Ends an engine that stands still, which is reported as `Failed`. `stop` then waits for no
+        step."""
+        ...
+
     async def stop(self) -> None:
         """Stops after the current step and frees all blocks."""
         ...

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
+import time
 
 from baton.engine.core.commands import Command
 from baton.engine.core.core_handle import OnReport
 from baton.engine.core.engine_core import EngineCore
 from baton.engine.core.engine_loop import EngineLoop
-from baton.engine.core.reports import EngineReading, Report
+from baton.engine.core.reports import EngineReading, Failed, Report
 from baton.engine.executor.device import CUDA, Gpus, use_device
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ class EngineThread:
         self.pools = core.cache.pools
         self.encoder_pool = core.cache.encoder_pool
         self._gpus = gpus
+        self._is_killed = False
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._on_report: OnReport = lambda _report: None
         self._engine_loop = EngineLoop(core, self._pass_on, gpus=gpus)
@@ -44,8 +46,18 @@ class EngineThread:
     def submit(self, command: Command) -> None:
         self._engine_loop.submit(command)
 
+    @property
+    def cpu_seconds(self) -> float:
+        return time.process_time()
+
+    def kill(self, reason: str) -> None:
+        # A thread cannot be ended; as a daemon it ends with this process.
+        self._is_killed = True
+        self._on_report(Failed(reason))
+
     async def stop(self) -> None:
-        await asyncio.to_thread(self._engine_loop.stop)
+        if not self._is_killed:
+            await asyncio.to_thread(self._engine_loop.stop)
 
     def _pass_on(self, report: Report) -> None:
         assert self._event_loop is not None

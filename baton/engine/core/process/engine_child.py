@@ -13,6 +13,7 @@ import socket
 import sys
 import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from setproctitle import setproctitle
 
@@ -40,6 +41,16 @@ class EngineChild:
         """Ends it at once, and no later process of its id."""
         if self.exit_code is None:
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU time that it has used, of all its threads; 0 once it is gone."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
+        except OSError:
+            return 0.0
+        fields = stat.rpartition(")")[2].split()  # from the third on; the second may have spaces
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
     def reap(self) -> None:
         """Waits for its end and sets `exit_code`."""

@@ -46,6 +46,7 @@ _COMMAND_BYTES = 1 << 20
 _REPORT_BYTES = 4 << 20
 _STOP_SECONDS = 30.0
 """Time for the last step after `Stop`; then the process is killed."""
+_KILL_SECONDS = 5.0
 
 
 class EngineProcess:
@@ -87,7 +88,7 @@ class EngineProcess:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_report: OnReport = lambda _report: None
         self._ended = asyncio.Event()
-        self._is_stopping = self._has_failed = False
+        self._is_stopping = self._has_failed = self._is_killed = False
 
     @classmethod
     def load(
@@ -136,20 +137,35 @@ class EngineProcess:
         if not self._ended.is_set():
             self._writer.write(encode_command(command))
 
+    @property
+    def cpu_seconds(self) -> float:
+        return self.child.cpu_seconds
+
+    def kill(self, reason: str) -> None:
+        # Reported at once: a process that hangs in its driver survives the signal.
+        self._is_killed = self._has_failed = True
+        self._on_report(Failed(reason))
+        self.child.kill()
+
     async def stop(self) -> None:
         self._is_stopping = True
         assert self._loop is not None, "an engine that was not started"
         if not self._ended.is_set():
             with contextlib.suppress(OSError):
                 send(self.child.control, Stop())
-        try:
-            async with asyncio.timeout(_STOP_SECONDS):
-                await self._ended.wait()
-        except TimeoutError:
+        if not self._is_killed and not await self._has_ended(_STOP_SECONDS):
             logger.warning("the engine's process did not stop in %g s; killed", _STOP_SECONDS)
             self.child.kill()
-            await self._ended.wait()
+        if not await self._has_ended(_KILL_SECONDS):
+            logger.error("the engine's process hangs in its driver; it ends with this one")
         close_pools(self._all_pools)
+
+    async def _has_ended(self, seconds: float) -> bool:
+        """Waits for the child's end, up to `seconds`; returns whether it has ended."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
+        return self._ended.is_set()
 
     def _read(self) -> None:
         for record in self._reader.read():

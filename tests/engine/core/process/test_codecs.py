@@ -134,6 +134,7 @@ COMMANDS: list[commands.Command] = [
     commands.Pin(5, "name", (bytes(16), os.urandom(16))),
     commands.ReportMemory(6),
     commands.CompileGrammar(7, REQUEST),
+    commands.Ping(8),
 ]
 
 
