@@ -52,7 +52,8 @@ class Recovery:
 
     Until it is accepted, a worker that refuses is passed over, and the client gets the error when
     all have refused. After that it is retried: workers may come back. A preempted request that
-    finds no capacity is given up by its deadline alone: it had capacity, which others have now.
+    finds no capacity is given up by its deadline alone: it had capacity, which others have now. So
+    is one that finds no worker which could take any request (`found_none`).
 
     Attributes:
         refused: workers to avoid now.
@@ -110,6 +111,12 @@ class Recovery:
             pause = self._retry(failure, num_tokens)
         self._avoid(failure)
         return pause
+
+    def found_none(self, failure: AttemptFailure) -> None:
+        """Records that no worker could take any request, which is given up by its deadline alone:
+        the fault is none of the request's."""
+        self.failures.append(failure.kind)
+        self._avoid(failure)
 
     def _retry(self, failure: AttemptFailure, num_tokens: int) -> float:
         """Returns the backoff in seconds after a failure, or where no worker took the request."""

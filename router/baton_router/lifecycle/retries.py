@@ -3,7 +3,8 @@
 import asyncio
 import logging
 
-from baton.errors import CancelledError
+from baton.errors import CancelledError, DeadlineExceededError
+from baton.rpc.cancellation import run_until
 from baton.serving.deadline import Deadline
 from baton_router.call.failure import AttemptFailure, FailureKind
 from baton_router.call.request import Request, Work
@@ -73,6 +74,20 @@ class Retries:
             self.content if work.has_begun else b"",
         )
 
+    async def _wait_for_workers(self, why: str, *, needs_prefill: bool) -> None:
+        """Waits until a request could be placed. Raises `CancelledError` if it is aborted, and
+        `DeadlineExceededError` at its deadline, with the reason `why` none could."""
+        logger.info("waiting for workers: %s", why)
+        try:
+            async with asyncio.timeout(self._deadline.remaining()):
+                possible = self._placer.until_possible(needs_prefill)
+                await run_until(possible, self._aborted.wait())
+        except TimeoutError:
+            raise DeadlineExceededError(
+                f"the request's deadline has passed while it waited for workers: {why}"
+            ) from None
+        self.raise_if_aborted()
+
     async def wait(
         self, failure: AttemptFailure, num_tokens: int, lost_at: int | None = None
     ) -> None:
@@ -80,6 +95,12 @@ class Retries:
         that ends the request."""
         self.raise_if_aborted()
         self._deadline.check()
+        if failure.kind is FailureKind.NO_WORKER and self.recovery.is_accepted:
+            needs_prefill = self._request.params.prompt_logprobs is not None
+            if why := self._placer.why_none(needs_prefill):
+                self.recovery.found_none(failure)
+                await self._wait_for_workers(why, needs_prefill=needs_prefill)
+                return
         pause = self.recovery.after(failure, num_tokens, lost_at)
         if self.recovery.is_accepted:
             logger.info("resuming elsewhere: %s", failure)

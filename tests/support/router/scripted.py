@@ -125,6 +125,7 @@ class Worker(
     orders: list[decode_pb2.HandOverRequest] = field(default_factory=list)
     was_ordered: Cue = field(default_factory=Cue)
     cached: int = 0
+    is_away: bool = False
     content: bytes = b""
     share_script: list[Any] = field(default_factory=list)
     share_requests: list[kv_sharing_pb2.ShareRequest] = field(default_factory=list)
@@ -247,6 +248,21 @@ class FakeFleet:
         self.noted: list[tuple[str | bytes, ...]] = []
         self.is_discovered = asyncio.Event()
         self.is_discovered.set()
+        self.num_awaiting_change = 0
+        self.changed = asyncio.Condition()
+
+    async def wait_for_change(self) -> None:
+        self.num_awaiting_change += 1
+        try:
+            async with self.changed:
+                await self.changed.wait()
+        finally:
+            self.num_awaiting_change -= 1
+
+    async def note_change(self) -> None:
+        """Wakes all that wait for a change."""
+        async with self.changed:
+            self.changed.notify_all()
 
     async def hash_ahead(self, prompt: Prompt) -> None:
         pass
@@ -261,7 +277,7 @@ class FakeFleet:
                 w.cached,
                 num_queued_tokens=i,
                 num_sequences=i,
-                excluded="draining" if w.orders else "",
+                excluded="not answering" if w.is_away else "draining" if w.orders else "",
             )
             for i, w in enumerate(self.workers)
             if w.role != "encode"

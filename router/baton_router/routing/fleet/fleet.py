@@ -87,6 +87,7 @@ class Fleet:
         )
         self._pools = PoolModels()
         self._is_discovered = False
+        self._changed = asyncio.Event()
         self._owns_registry = registry is None
         self._registry = registry or RegistryWatcher(redis, self.on_change, interval=poll_interval)
         self._events = EventSubscriber(redis, self.index)
@@ -212,8 +213,17 @@ class Fleet:
             cached |= held_blocks(self.index, self.pending, prompt.hashes(namespace))
         return cached
 
+    async def wait_for_change(self) -> None:
+        """Waits until a worker joins or changes, or can take requests again."""
+        await self._changed.wait()
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
     def on_change(self, worker: str, record: WorkerRecord | None) -> None:
         """Applies a registry change: a worker joined, changed, or is not listed any more."""
+        self._note_change()
         known = self._members.get(worker)
         if record is None:
             self._waiting.remove(worker)
@@ -288,6 +298,7 @@ class Fleet:
 
     def _confirm(self, member: Member) -> None:
         """Ends the trial of a worker that is ready."""
+        self._note_change()
         if member.was_reached:
             return
         worker = member.record.id

@@ -23,7 +23,7 @@ class HealthChecks:
     """Health checks of members. They set `is_serving` and `was_probed`, and tell the circuit.
 
     Args:
-        on_ready: called at each report that the worker is ready.
+        on_ready: called at each report that the worker is ready, and when its circuit closes.
         on_lost: called each time that the worker cannot be reached, or ends its reports.
         on_retry: called before the worker is tried again.
     """
@@ -113,6 +113,8 @@ class HealthChecks:
                 await asyncio.sleep(member.circuit.seconds_to_probe)
                 if await self._is_healthy(member):
                     member.circuit.probe_succeeded()
+                    if member.is_serving:
+                        self._on_ready(member)
                 else:
                     member.circuit.probe_failed()
         finally:

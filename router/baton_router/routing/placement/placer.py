@@ -102,6 +102,11 @@ class Placer:
         decision = self._rules.decision(inputs)
         return decision.why_none if decision.placement is None else ""
 
+    async def until_possible(self, needs_prefill: bool = False) -> None:
+        """Waits until a request could be placed, by `why_none`."""
+        while self.why_none(needs_prefill):
+            await self._fleet.wait_for_change()
+
     def remembers(self, request_id: str, tenant: str = DEFAULT_TENANT) -> bool:
         """Returns whether `decision_of` would return a decision."""
         return (tenant, request_id) in self._remembered
