@@ -124,3 +124,7 @@ class NonFiniteError(BatonError):
 
 class InternalError(BatonError):
     """Bug in Baton."""
+
+
+class EngineFailedError(InternalError):
+    """Engine that has ended, and all requests in it. Logged once, where it ended."""

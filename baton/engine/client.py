@@ -31,7 +31,7 @@ from baton.errors import (
     AlreadyExistsError,
     BatonError,
     CancelledError,
-    InternalError,
+    EngineFailedError,
     InvalidArgumentError,
     NotFoundError,
     UnavailableError,
@@ -203,7 +203,7 @@ class EngineClient:
         """Stops the engine after its current step; open streams end with `UnavailableError`."""
         self._stopped = True
         await self.handle.stop()
-        self._fail_streams(UnavailableError("the worker has stopped"))
+        self._fail_streams(lambda: UnavailableError("the worker has stopped"))
 
     async def compile_grammar(self, request: EngineRequest) -> int | None:
         """Compiles the grammar of a request, if any, beside the engine's steps, and checks the
@@ -220,7 +220,7 @@ class EngineClient:
         """Queues a request, with what `compile_grammar` returned for it.
 
         Raises the errors of `EngineCore.check`, `AlreadyExistsError` for an id that is in flight,
-        `InternalError` once the engine has failed, `UnavailableError` once it was stopped.
+        `EngineFailedError` once the engine has failed, `UnavailableError` once it was stopped.
         """
         self._check_running()
         if request.request_id in self._streams:
@@ -372,7 +372,7 @@ class EngineClient:
 
     def _check_running(self) -> None:
         if self._failed:
-            raise InternalError("the engine has failed; the worker is about to restart")
+            raise EngineFailedError("the engine has failed; the worker is about to restart")
         if self._stopped:
             raise UnavailableError("the worker has stopped")
 
@@ -442,15 +442,18 @@ class EngineClient:
 
     def _fail(self, reason: str) -> None:
         self._failed = True
-        self._fail_streams(InternalError("the engine failed while this request was in it"))
+        text = "the engine failed while this request was in it"
+        self._fail_streams(lambda: EngineFailedError(text))
         self._on_failure(reason)
 
-    def _fail_streams(self, error: BatonError) -> None:
+    def _fail_streams(self, make: Callable[[], BatonError]) -> None:
+        """Ends all streams and queries, each with an error of its own: each `raise` of one that
+        they share would lengthen its traceback."""
         for stream in self._streams.values():
-            stream.push(error)
+            stream.push(make())
         for query in self._queries.values():
             if not query.done():
-                query.set_exception(error)
+                query.set_exception(make())
 
 
 def _as_update(event: SequenceUpdate | ExternalAllocation | BatonError) -> SequenceUpdate:

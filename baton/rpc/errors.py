@@ -17,6 +17,7 @@ from baton.errors import (
     ContextLengthError,
     DataLossError,
     DeadlineExceededError,
+    EngineFailedError,
     EngineLimitError,
     FailedPreconditionError,
     InternalError,
@@ -35,6 +36,7 @@ DETAILS_KEY = "grpc-status-details-bin"
 DOMAIN = "baton"
 
 REASONS: dict[type[BatonError], str] = {
+    EngineFailedError: "ENGINE_FAILED",
     EngineLimitError: "ENGINE_LIMIT",
     LeaseNotOpenedError: "LEASE_NOT_OPENED",
     NonFiniteError: "NON_FINITE",

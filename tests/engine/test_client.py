@@ -27,6 +27,7 @@ from baton.errors import (
     AlreadyExistsError,
     BatonError,
     CancelledError,
+    EngineFailedError,
     InternalError,
     InvalidArgumentError,
     NotFoundError,
@@ -438,9 +439,12 @@ async def test_failing_step_fails_every_stream_and_reports_once():
         streams = [serving.open(request(i)) for i in "abc"]
         engine.error = RuntimeError("the device is gone")
         engine.allow.release()
+        errors = []
         for stream in streams:
-            with pytest.raises(InternalError):
+            with pytest.raises(EngineFailedError) as caught:
                 await asyncio.wait_for(read(stream), 30)
+            errors.append(caught.value)
+        assert len(set(map(id, errors))) == 3, "a traceback of all streams"
         await failed.wait()
         for i in "abc":
             serving.close_stream(i)

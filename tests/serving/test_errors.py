@@ -31,6 +31,7 @@ ROUND_TRIPS = [
     (errors.CancelledError("aborted"), "CANCELLED"),
     (errors.DataLossError("checksum differs"), "DATA_LOSS"),
     (errors.InternalError("a bug"), "INTERNAL"),
+    (errors.EngineFailedError("the engine failed"), "INTERNAL"),
 ]
 
 

@@ -120,3 +120,15 @@ async def test_interceptor_keeps_order_of_concurrent_streams():
         calls = [running.inference.Generate(pb.GenerateRequest(text=t)) for t in "abcdefgh"]
         answers = await asyncio.gather(*map(drained, calls))
     assert answers == [[f"{t}{i}" for i in range(20)] for t in "abcdefgh"]
+
+
+async def test_interceptor_logs_no_end_of_an_engine_for_each_call(caplog):
+    async def generate(request, context):
+        raise errors.EngineFailedError("the engine failed")
+        yield
+
+    async with serving(generate) as running:
+        call = running.inference.Generate(pb.GenerateRequest())
+        error = await failure_of(call.read())
+    assert isinstance(error, errors.EngineFailedError)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

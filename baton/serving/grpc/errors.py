@@ -16,6 +16,7 @@ DeadlineExceededError     DEADLINE_EXCEEDED, and so is TimeoutError
 CancelledError            CANCELLED, and so is asyncio's
 DataLossError             DATA_LOSS
 NonFiniteError            INTERNAL + ErrorInfo
+EngineFailedError         INTERNAL + ErrorInfo
 InternalError             INTERNAL
 anything else             INTERNAL, without its text
 """
