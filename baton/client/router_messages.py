@@ -390,7 +390,14 @@ def _worker(message: admin.WorkerInfo) -> Worker:
     role = _lower(pb.WorkerRole.Name, message.role, "WORKER_ROLE_")
     state = _lower(admin.WorkerState.Name, message.state, "WORKER_STATE_")
     pooled_output = _pooled_output(message.pooled_output)
-    return _plain(Worker, message, role=role, state=state, pooled_output=pooled_output)
+    return _plain(
+        Worker,
+        message,
+        role=role,
+        state=state,
+        pooled_output=pooled_output,
+        step_seconds=_seconds(message.step_time),
+    )
 
 
 def memory_of(message: admin.GetMemoryResponse) -> list[WorkerMemory]:

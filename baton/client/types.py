@@ -459,6 +459,8 @@ class Worker:
 
     `role` is "encode", "prefill" or "decode"; `state` is "ready", "draining", "unreachable" or
     "starting". `version` is that of Baton; empty: unknown. `pooled_output` is that of its `Model`.
+    `step_seconds` is the mean of its recent engine steps, 0 before the first report; `slowness` the
+    factor by which they took longer than its peers take for the same work.
     """
 
     id: str
@@ -472,6 +474,8 @@ class Worker:
     version: str
     model: str = ""
     pooled_output: str = ""
+    step_seconds: float = 0.0
+    slowness: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

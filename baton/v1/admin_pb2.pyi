@@ -167,6 +167,8 @@ class WorkerInfo(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     POOLED_OUTPUT_FIELD_NUMBER: _builtins.int
+    STEP_TIME_FIELD_NUMBER: _builtins.int
+    SLOWNESS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the worker, unique in the cluster."""
     role: _inference_pb2.WorkerRole.ValueType
@@ -191,6 +193,14 @@ class WorkerInfo(_message.Message):
     """Name of the model that it serves."""
     pooled_output: _inference_pb2.PooledOutput.ValueType
     """Output of that model in place of text, for which prefill workers are enough."""
+    slowness: _builtins.float
+    """Factor by which its recent steps took longer than its peers of the same role and layout take for
+    the same work, by the router's fitted costs. 1: no longer, or the difference may be noise.
+    """
+    @_builtins.property
+    def step_time(self) -> _duration_pb2.Duration:
+        """Mean time of its recent engine steps, by the reports that come with requests. Zero: none yet."""
+
     def __init__(
         self,
         *,
@@ -205,10 +215,12 @@ class WorkerInfo(_message.Message):
         version: _builtins.str = ...,
         model: _builtins.str = ...,
         pooled_output: _inference_pb2.PooledOutput.ValueType = ...,
+        step_time: _duration_pb2.Duration | None = ...,
+        slowness: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin_endpoint", b"admin_endpoint", "endpoint", b"endpoint", "epoch", b"epoch", "id", b"id", "model", b"model", "num_indexed_hashes", b"num_indexed_hashes", "num_requests", b"num_requests", "pooled_output", b"pooled_output", "role", b"role", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin_endpoint", b"admin_endpoint", "endpoint", b"endpoint", "epoch", b"epoch", "id", b"id", "model", b"model", "num_indexed_hashes", b"num_indexed_hashes", "num_requests", b"num_requests", "pooled_output", b"pooled_output", "role", b"role", "slowness", b"slowness", "state", b"state", "step_time", b"step_time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _MODEL = ("model",)
 _TENANT = ("tenant",)
+_WORKER = ("model", "role", "worker")
 _GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 
 
@@ -222,6 +223,27 @@ class RouterMetrics:
                 for labels in product((served.name,), ROLES, states)
             },
             ("model", "role", "state"),
+        )
+        yield gauge(
+            "baton_worker_step_seconds",
+            "Mean time of a worker's recent engine steps, as it reports to this router.",
+            {
+                (model, m.record.role, m.record.id): m.model.step_seconds
+                for model, m in members
+                if m.model.step_seconds
+            },
+            _WORKER,
+        )
+        yield gauge(
+            "baton_worker_slowness",
+            "Factor by which a worker's recent steps took longer than its peers take for the same "
+            "work, by the router's fitted costs; 1: no longer, or the difference may be noise.",
+            {
+                (model, m.record.role, m.record.id): m.model.slowness
+                for model, m in members
+                if m.model.step_seconds
+            },
+            _WORKER,
         )
         yield gauge(
             "baton_distinct_weights",

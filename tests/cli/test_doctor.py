@@ -24,6 +24,7 @@ from baton.cli.checks.encryption import encryption
 from baton.cli.checks.finding import Level, ok
 from baton.cli.checks.pairing import pairing
 from baton.cli.checks.pools import pools
+from baton.cli.checks.slow_workers import slow_workers
 from baton.cli.doctor import report
 from baton.cli.local.local_cluster import LocalCluster
 from baton.cli.main import app
@@ -317,6 +318,25 @@ def test_doctor_passes_pools_that_bound_no_sequence() -> None:
     assert list(pools({"decode-0": facts, "decode-1": replace(facts, max_model_len=64)})) == []
     (found,) = pools({"decode-0": replace(facts, max_model_len=64, num_pool_tokens=64)})
     assert found.level is Level.OK
+
+
+def test_doctor_names_a_slow_worker_with_both_step_times() -> None:
+    def worker(
+        name: str, step_seconds: float, slowness: float = 1.0, role: str = "decode"
+    ) -> Worker:
+        return Worker(
+            name, role, "", 1, "ready", 0, 0, "", "", step_seconds=step_seconds, slowness=slowness
+        )
+
+    peers = [worker("decode-0", 0.005), worker("decode-2", 0.0052), worker("decode-3", 0.0)]
+    others = [worker("prefill-0", 1.0, role="prefill")]
+    (found,) = slow_workers([*peers, *others, worker("decode-1", 0.067, slowness=12.3)])
+    assert (found.level, found.subject) == (Level.NOTE, "decode-1")
+    assert found.text.startswith("67 ms a step, its peers 5.1 ms: 12.3 times")
+    assert found.advice
+    (found,) = slow_workers(peers)
+    assert found.level is Level.OK
+    assert not list(slow_workers([worker("decode-3", 0.0)]))
 
 
 def test_doctor_notes_version_skew_and_faults_clock_skew() -> None:

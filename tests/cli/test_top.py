@@ -12,9 +12,16 @@ from textual.widgets import DataTable, Static
 from baton.cli.local.local_cluster import LocalCluster
 from baton.cli.top.app import Top
 from baton.cli.top.snapshot import Snapshot, SnapshotReader, WorkerSnapshot
-from baton.cli.top.tables import REQUEST_COLUMNS, WORKER_COLUMNS, bar, in_bytes, worker_rows
+from baton.cli.top.tables import (
+    REQUEST_COLUMNS,
+    WORKER_COLUMNS,
+    bar,
+    in_bytes,
+    request_rows,
+    worker_rows,
+)
 from baton.cli.top.tables import headline as top_line
-from baton.client.client import AsyncClient, Client, Load, RoleBalance, Worker
+from baton.client.client import AsyncClient, Client, Load, RequestInfo, RoleBalance, Worker
 from baton.sampling import SamplingParams
 from tests.cli.conftest import baton
 from tests.support.waiting import until
@@ -134,6 +141,22 @@ def test_top_shows_encode_workers_and_their_pressure() -> None:
     assert str(row["role"]) == "encode"
     assert str(row["to encode"]) == "576"
     assert str(row["encoder use"]).endswith(" 25%")
+
+
+def test_top_shows_times_per_step_and_per_token() -> None:
+    load = Load("ready", "", 1.0, *[0] * 9)
+    new = Worker("w", "decode", "a:2", 1, "ready", 0, 0, "a:3", "1.0")
+    slow = replace(new, step_seconds=0.0672, slowness=12.0)
+    told = RequestInfo("r", 2.5, "decode", 9, 11, "", "w", 0.5, 0, tenant="acme")
+    waiting = replace(told, num_output_tokens=0, time_to_first_token=None)
+    workers = tuple(WorkerSnapshot(worker, load) for worker in (new, slow))
+    balance = RoleBalance(0.0, 0.0, None, "", False)
+    shown = Snapshot(0.0, load, balance, workers, (told, waiting))
+    steps = [dict(zip(WORKER_COLUMNS, row, strict=True))["ms/step"] for row in worker_rows(shown)]
+    assert [(str(cell), cell.style) for cell in steps] == [("", ""), ("67.2", "red")]
+    found = [dict(zip(REQUEST_COLUMNS, row, strict=True)) for row in request_rows(shown)]
+    assert [str(row["ms/token"]) for row in found] == ["200.0", ""]
+    assert str(found[0]["tenant"]) == "acme"
 
 
 def test_headline_names_versions_while_workers_differ() -> None:

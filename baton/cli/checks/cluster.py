@@ -8,6 +8,7 @@ from baton.cli.checks.encryption import encryption
 from baton.cli.checks.finding import Finding, differences, fault, note, ok
 from baton.cli.checks.pairing import pairing, version_of
 from baton.cli.checks.pools import pools
+from baton.cli.checks.slow_workers import slow_workers
 from baton.cli.session import admin_session, session
 from baton.client.client import Client, Info, Worker
 from baton.client.types import WorkerFacts
@@ -45,6 +46,7 @@ def cluster(
         return
     yield ok("router", f"answers at {admin}, Baton {version_of(router.info)}")
     yield from _workers(workers)
+    yield from slow_workers(workers)
     answers: dict[str, _Answer] = {"router": router}
     for worker in workers:
         found = _query_worker(worker, tls)

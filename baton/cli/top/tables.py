@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 
 from rich.text import Text
 
+from baton.cli.checks.slow_workers import SLOW
 from baton.cli.top.snapshot import Rates, Snapshot, WorkerSnapshot
-from baton.client.client import Load, RequestInfo
+from baton.client.client import Load, RequestInfo, Worker
 
 _BAR_WIDTH = 16
 _STYLES = {
@@ -61,6 +62,19 @@ def _state(shown: WorkerSnapshot) -> Text:
     return Text(worker.state, _STYLES.get(worker.state, ""))
 
 
+def _step(worker: Worker) -> Text:
+    text = f"{1000 * worker.step_seconds:.1f}" if worker.step_seconds else ""
+    return Text(text, "red" if worker.slowness >= SLOW else "")
+
+
+def _per_token(request: RequestInfo) -> Text:
+    """Returns the mean time per output token after the first, of all its sequences."""
+    if request.time_to_first_token is None or request.num_output_tokens < 2:
+        return Text("")
+    seconds = request.age - request.time_to_first_token
+    return Text(f"{1000 * seconds / (request.num_output_tokens - 1):.1f}")
+
+
 def _waiting(number: int) -> Text:
     return Text(str(number), "yellow" if number else "")
 
@@ -69,6 +83,7 @@ _OF_WORKER: Mapping[str, Callable[[WorkerSnapshot], Text]] = {
     "worker": lambda shown: Text(shown.worker.id),
     "role": lambda shown: Text(shown.worker.role),
     "state": _state,
+    "ms/step": lambda shown: _step(shown.worker),
 }
 _OF_LOAD: Mapping[str, Callable[[Load, Rates], Text]] = {
     "running": lambda load, _: Text(str(load.num_running)),
@@ -96,6 +111,7 @@ _OF_REQUEST: Mapping[str, Callable[[RequestInfo], Text]] = {
     "first token": lambda request: Text(
         "" if request.time_to_first_token is None else f"{request.time_to_first_token:.3f} s"
     ),
+    "ms/token": _per_token,
     "prefill": lambda request: Text(request.prefill_worker),
     "decode": lambda request: Text(request.decode_worker),
     "migrations": lambda request: Text(str(request.num_migrations or "")),

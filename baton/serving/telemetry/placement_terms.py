@@ -37,6 +37,7 @@ TIMINGS: Mapping[str, str] = {
 """Durations of a request, as its `Timings` and its timeline name them."""
 
 LOAD: Mapping[str, str] = {
+    "ms/step": "mean milliseconds of the worker's recent engine steps; red: slower than its peers",
     "running": "sequences in the worker's batch",
     "waiting": "requests that wait for room in the batch or in the KV pool",
     "KV in use": "share of the KV pool's blocks that requests or leases hold",
@@ -48,6 +49,8 @@ LOAD: Mapping[str, str] = {
     "KV in/s": "bytes of KV received from other workers",
     "preempted/s": "sequences that lost their slot to others and resume later",
     "pressure": "wait, KV use or token latency as a fraction of its objective",
+    "tenant": "tenant of the request",
+    "ms/token": "milliseconds per output token after the first, of all sequences",
     "migrations": "times that the request has resumed on another worker",
 }
 """Columns of `baton top`, and the pressure in its headline."""

@@ -23,6 +23,7 @@ from baton_router.apis.grpc.client_wire import pooled_output_to_message
 from baton_router.call.prompt import NO_PROMPT, Prompt
 from baton_router.call.request import work_of
 from baton_router.lifecycle.in_flight import Requests
+from baton_router.lifecycle.worker_wire import duration
 from baton_router.routing.admission.readiness import RouterReadiness
 from baton_router.routing.fleet.fleet import Fleet
 from baton_router.routing.fleet.fleets import Fleets
@@ -278,6 +279,8 @@ def _info(member: Member, served: ServedModel) -> admin_pb2.WorkerInfo:
         version=record.version,
         model=served.name,
         pooled_output=pooled_output_to_message(record.pooled_output),
+        step_time=duration(member.model.step_seconds),
+        slowness=member.model.slowness,
     )
 
 

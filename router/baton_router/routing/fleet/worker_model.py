@@ -217,11 +217,13 @@ class WorkerModel:
         connector: connector of the last transfer; empty: none yet. Few workers ever use two.
         done: meters of the worker as of its last report.
         slowness: factor by which it is slower than its pool; 1 if the difference may be noise.
+        step_seconds: mean seconds of its recent steps; 0 before the first report.
     """
 
     def __init__(self, pool: PoolModel, max_step_tokens: int = 0) -> None:
         self.connector = ""
         self.slowness = 1.0
+        self.step_seconds = 0.0
         self._pool = pool
         self._max_step_tokens = max_step_tokens
         self.done = WorkDone()
@@ -239,6 +241,9 @@ class WorkerModel:
         if work.num_steps <= 0 or work.seconds <= 0 or min(work.features) < 0:
             return
         self.done = done
+        step_seconds = work.seconds / work.num_steps
+        weight = _WEIGHT if self.step_seconds else 1.0
+        self.step_seconds += weight * (step_seconds - self.step_seconds)
         residual = self._pool.observe_work(work) - self._log_slowness
         bounded = min(max(residual, -_MAX_RESIDUAL), _MAX_RESIDUAL)
         self._log_slowness += _WEIGHT * bounded

@@ -56,6 +56,19 @@ def taught(model: WorkerModel, source: Source, reports: int) -> WorkerModel:
     return model
 
 
+def test_worker_model_tells_step_time_and_slowness_against_peers():
+    rng, pool = random.Random(5), PoolModel()
+    sources = [Source(FAST, rng), Source(FAST, rng)]
+    models = [WorkerModel(pool), WorkerModel(pool)]
+    assert [model.step_seconds for model in models] == [0.0, 0.0]
+    for _ in range(60):
+        models[0].observe_work(sources[0].report())
+        models[0].observe_work(sources[0].report())
+        models[1].observe_work(sources[1].report(times=12.0))
+    assert 4 < models[1].step_seconds / models[0].step_seconds < 40
+    assert models[0].slowness < 1.5 < 4 < models[1].slowness
+
+
 class ImageSource(Source):
     """Reports of a worker that also encodes images, some in steps of their own."""
 
