@@ -54,6 +54,7 @@ from baton_router.routing.placement.record.recorder import Recorder, recording
 from baton_router.routing.roles.rebalancer import Rebalancer
 from baton_router.served.served_models import Models, ServedModel
 from baton_router.settings import RouterSettings
+from baton_router.telemetry.access_log import AccessLog
 from baton_router.telemetry.call_observer import CallObserver
 from baton_router.telemetry.request_meter import RequestMeter
 from baton_router.telemetry.tenant_meter import TenantMeter
@@ -103,7 +104,8 @@ async def serve(settings: RouterSettings) -> None:
         settings.server.max_message_bytes,
     )
     meter = TenantMeter(lambda: {*quotas.named, *tenants.names})
-    observer = CallObserver(tenants, meter)
+    access_log = None if settings.access_log is None else AccessLog(settings.access_log)
+    observer = CallObserver(tenants, meter, access_log)
     server = Server(
         settings,
         by_token=settings.by_token,
@@ -113,6 +115,8 @@ async def serve(settings: RouterSettings) -> None:
     )
     async with AsyncExitStack() as stack:
         stack.callback(large.close)
+        if access_log is not None:
+            stack.callback(access_log.close)
         stack.push_async_callback(redis.aclose)
         channels = Channels(
             settings.server.max_message_bytes + settings.max_encoder_input_bytes,

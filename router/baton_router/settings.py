@@ -198,6 +198,12 @@ class RouterSettings(_RouterGroups):
         description="Coalescing window: minimum milliseconds between two messages of a stream; "
         "tokens in between are sent together. 0: each in a message of its own.",
     )
+    access_log: str | None = Field(
+        None,
+        description="File of the access log: a line of JSON for each call of a client over any "
+        "API, with status, reason of a refusal, tenant, numbers of tokens and times, and no text. "
+        "-: standard output. Unset: none.",
+    )
     capture_content: bool = Field(
         False,
         description="Include prompts and answers in traces.",

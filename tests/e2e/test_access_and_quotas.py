@@ -48,7 +48,12 @@ class TenantFiles:
         self._file = folder / "tokens"
         self.write_tokens(*TENANTS)
         (folder / "quotas").write_text(QUOTAS)
-        self.flags = {"tenants_file": self._file, "quotas": folder / "quotas"}
+        self.access_log = folder / "access.log"
+        self.flags = {
+            "tenants_file": self._file,
+            "quotas": folder / "quotas",
+            "access_log": self.access_log,
+        }
 
     def write_tokens(self, *tenants: str) -> None:
         """Writes the tokens of these tenants alone."""
@@ -259,6 +264,39 @@ async def test_refused_calls_over_each_api_are_counted(guarded, tenant_files):
     log = guarded.log()
     assert log.count("a call of tenant 'flood' was refused (requests_per_minute)") == 1
     assert token not in log
+
+
+async def test_access_log_has_a_line_of_each_call(guarded, tenant_files):
+    """After other tests: it has lines of their calls, too."""
+    token, secret = tenant_files.tokens["free"], "def a_secret_name"
+    async with client_of(guarded, token) as client, http_of(guarded, token) as http:
+        await client.generate(secret, SHORT, request_id="over-grpc").text()
+        answer = await http.post("/v1/completions", json=completion(prompt=secret, stream=True))
+        await client.tokenize(secret)
+    async with client_of(guarded, "guessed") as stranger:
+        with pytest.raises(UnauthenticatedError):
+            await stranger.generate(secret, SHORT, request_id="no-one").text()
+
+    def lines() -> list[dict[str, Any]]:
+        text = tenant_files.access_log.read_text()
+        assert secret not in text
+        assert token not in text
+        return [json.loads(line) for line in text.splitlines()]
+
+    await until(lambda: lines()[-1]["reason"] == "unauthenticated")
+    generated, completed, tokenized, refused = lines()[-4:]
+    assert (generated["api"], generated["method"], generated["status"]) == (
+        "grpc",
+        "Generate",
+        "OK",
+    )
+    assert (generated["tenant"], generated["request_id"]) == ("free", "over-grpc")
+    assert (generated["model"], generated["num_output_tokens"]) == ("tiny", 4)
+    assert 0 < generated["first_token_seconds"] <= generated["seconds"]
+    assert (completed["method"], completed["status"]) == ("POST /v1/completions", 200)
+    assert completed["request_id"].startswith(answer.headers["x-request-id"])
+    assert (tokenized["method"], tokenized["num_prompt_tokens"]) == ("Tokenize", 0)
+    assert (refused["status"], refused["tenant"]) == ("UNAUTHENTICATED", "")
 
 
 def test_tenant_metrics_name_tenants_of_the_file(guarded):

@@ -17,6 +17,7 @@ from baton_router.routing.admission.readiness import Readiness
 from baton_router.routing.fleet.fleet import Fleet
 from baton_router.routing.placement.decision import Decision
 from baton_router.routing.placement.placer import Placer
+from baton_router.telemetry import call_observer
 from baton_router.telemetry.request_meter import MeteredRequest, RequestMeter
 from baton_router.telemetry.request_trace import RequestTrace
 from baton_router.telemetry.tenant_meter import TenantMeter
@@ -87,7 +88,11 @@ class Services:
         `outcome` is called once after the block, for all who were told of the request.
         """
         request = lifecycle.request
-        observers: list[Callable[[RequestOutcome], None]] = [metered.ended, self.placer.ended]
+        observers: list[Callable[[RequestOutcome], None]] = [
+            metered.ended,
+            self.placer.ended,
+            call_observer.ended,
+        ]
         if trace is not None:
             observers.append(trace.ended)
         self.requests.add(lifecycle)

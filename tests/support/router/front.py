@@ -46,6 +46,7 @@ from baton_router.routing.placement.decision import DEFAULT_RULES
 from baton_router.routing.placement.placer import Placer
 from baton_router.served.aliases import Weights
 from baton_router.served.served_models import Models, ServedModel
+from baton_router.telemetry.access_log import AccessLog
 from baton_router.telemetry.call_observer import CallObserver
 from baton_router.telemetry.request_meter import RequestMeter
 from baton_router.telemetry.tenant_meter import TenantMeter
@@ -145,6 +146,7 @@ def routes_of(
     clamps: bool = True,
     max_silence: float = MAX_SILENCE,
     meter: TenantMeter | None = None,
+    access_log: AccessLog | None = None,
 ) -> Routes:
     """The routes of a router without tenants, of several models."""
     meter = meter or TenantMeter()
@@ -181,7 +183,7 @@ def routes_of(
         readiness,
         tenants,
         limits,
-        CallObserver(tenants, meter),
+        CallObserver(tenants, meter, access_log),
         None,
         bodies,
         origins=origins,

@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.serving.bounds import BoundsError
+from baton.serving.telemetry.serving import PATH as METRICS_PATH
 from baton_router.apis.edge.body.structure import StructureError
 from baton_router.apis.edge.body.unknown_fields import IGNORED_FIELDS
 from baton_router.apis.edge.caller import HttpCaller
@@ -28,6 +29,9 @@ ErrorFormat = Callable[[Failure], Mapping[str, Any]]
 REQUEST_ID = "baton.request_id"
 """Key of a request's scope: its id, which is that of the router's request if it makes one."""
 ID_HEADERS = ("x-request-id", "request-id")
+
+# Routes that probes and scrapers call.
+_UNOBSERVED = ("/health", "/ping", METRICS_PATH)
 
 # Seconds and bytes for which a refused body is still read: otherwise a client that is still writing
 # would find the connection broken before it has read the error.
@@ -103,8 +107,28 @@ class Observed:
         self._observer = observer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._observer.observing(HttpCaller(Request(scope))):
-            await self._app(scope, receive, send)
+        with self._observer.observing(HttpCaller(Request(scope)), "http") as call:
+
+            async def watched(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    call.status = message["status"]
+                await send(message)
+
+            try:
+                await self._app(scope, receive, watched)
+            except Exception as error:
+                if call.status is None:
+                    call.status = _failure_of(error).status
+                raise
+            finally:
+                call.method = _method_of(scope)
+
+
+def _method_of(scope: Scope) -> str:
+    """Returns method and route of a request, without what a client may write into its path; empty
+    for those that are not observed."""
+    route = getattr(scope.get("route"), "path", "unknown route")
+    return "" if route in _UNOBSERVED else f"{scope['method']} {route}"
 
 
 class Failures:

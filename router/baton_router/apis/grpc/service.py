@@ -1,8 +1,8 @@
 """Inference service of the router over gRPC."""
 
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from typing import Any
 
 from google.protobuf.message import Message
@@ -11,6 +11,7 @@ from baton.errors import InvalidArgumentError
 from baton.rpc.params import defaults_to_message
 from baton.serving.deadline import Deadline
 from baton.serving.grpc.access import INFERENCE
+from baton.serving.grpc.errors import code_of
 from baton.serving.tenant import Tenants
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc as pb_grpc
@@ -31,8 +32,19 @@ logger = logging.getLogger(__name__)
 
 def observe(observer: CallObserver, context: Any, method: str) -> AbstractContextManager[None]:
     """Observes a call of the service; those of other services are not observed."""
-    is_inference = method.split("/")[1] == INFERENCE
-    return observer.observing(context) if is_inference else nullcontext()
+    _, service, name = method.split("/")
+    return _observing(observer, context, name) if service == INFERENCE else nullcontext()
+
+
+@contextmanager
+def _observing(observer: CallObserver, context: Any, name: str) -> Iterator[None]:
+    with observer.observing(context, "grpc", name) as call:
+        try:
+            yield
+        except BaseException as error:
+            call.status = code_of(error)
+            raise
+        call.status = "OK"
 
 
 class InferenceService(pb_grpc.InferenceServicer):
