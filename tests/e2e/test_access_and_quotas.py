@@ -28,7 +28,8 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.e2e
 
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
-TENANTS = ("few", "clumsy", "thrifty", "terse", "free", "fired", "flood")
+DESCRIBED = ("asks-v1models", "asks-v1modelstiny", "asks-GetModel", "asks-ListModels")
+TENANTS = ("few", "clumsy", "thrifty", "terse", "free", "fired", "flood", *DESCRIBED)
 QUOTAS = """
 few      requests_per_minute=1
 clumsy   requests_per_minute=1
@@ -36,6 +37,7 @@ thrifty  tokens_per_minute=100
 terse    bytes_per_minute=1500
 flood    requests_per_minute=1
 """
+QUOTAS += "".join(f"{tenant} requests_per_minute=1\n" for tenant in DESCRIBED)
 
 
 class TenantFiles:
@@ -201,6 +203,23 @@ async def test_request_rate_limit_rejects_until_the_window_has_room(guarded, ten
     async with client_of(guarded, tenant_files.tokens["free"]) as client:
         assert await client.generate("def", SHORT).text()
     await until_nothing_is_held(guarded)
+
+
+@pytest.mark.parametrize("route", ["/v1/models", "/v1/models/tiny", "GetModel", "ListModels"])
+async def test_descriptions_of_models_count_towards_the_rate_limit(guarded, tenant_files, route):
+    tenant = f"asks {route}".replace(" ", "-").replace("/", "")
+    token = tenant_files.tokens[tenant]
+    async with client_of(guarded, token) as client, http_of(guarded, token) as http:
+        match route:
+            case "GetModel":
+                await client.get_model()
+            case "ListModels":
+                await client.list_models()
+            case _:
+                assert (await http.get(route)).status_code == 200
+        assert (await http.get("/v1/models")).status_code == 429
+        with pytest.raises(OverloadedError, match="1 requests in a minute"):
+            await client.get_model()
 
 
 async def test_invalid_requests_count_towards_the_rate_limit(guarded, tenant_files):

@@ -27,6 +27,7 @@ from baton.cluster.redis.embedded import EmbeddedRedis
 from baton.errors import (
     BatonError,
     DeadlineExceededError,
+    OverloadedError,
     UnauthenticatedError,
     UnavailableError,
 )
@@ -338,7 +339,7 @@ class LocalCluster:
         try:
             with Client(self.address, timeout=ANSWER_TIMEOUT, tls=self._router.tls) as client:
                 client.get_model()
-        except UnauthenticatedError:
+        except (UnauthenticatedError, OverloadedError):  # it answers
             return True
         except BatonError:
             return False

@@ -422,7 +422,10 @@ class Routes:
         return JSONResponse(self._document)
 
     async def models(self, request: Request) -> Response:
-        self._caller(request)
+        self._counted(request)
+        return self._listed(request)
+
+    def _listed(self, request: Request) -> Response:
         data = [self._model(served) for served in self._models]
         data += [self._alias(name) for name in sorted(self._models.aliases)]
         listed: dict[str, Any] = {"object": "list", "data": data}
@@ -432,10 +435,10 @@ class Routes:
         return JSONResponse(listed)
 
     async def model(self, request: Request) -> Response:
-        self._caller(request)
+        self._counted(request)
         name = request.path_params["name"]
         if not name:  # of /v1/models/
-            return await self.models(request)
+            return self._listed(request)
         served = self._models.of(name)
         is_alias = name in self._models.aliases
         found = self._alias(name) if is_alias else self._model(served)

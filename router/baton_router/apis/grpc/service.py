@@ -123,13 +123,13 @@ class InferenceService(pb_grpc.InferenceServicer):
         return tenant
 
     async def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:
-        self._tenants.of(context)  # raises for an unknown caller
+        self._limits.count_request(self._count(request, context))
         return _model_to_message(self._models.of(request.model))
 
     async def ListModels(
-        self, _request: pb.ListModelsRequest, context: Any
+        self, request: pb.ListModelsRequest, context: Any
     ) -> pb.ListModelsResponse:
-        self._tenants.of(context)
+        self._limits.count_request(self._count(request, context))
         aliases = sorted(self._models.aliases.items())
         return pb.ListModelsResponse(
             models=map(_model_to_message, self._models),
