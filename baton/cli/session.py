@@ -54,6 +54,12 @@ def _client(
             raise
         raise UnauthenticatedError(f"{error}; give it with --token or BATON_TOKEN") from error
     except UnavailableError as error:
+        scheme, is_url, _ = address.partition("://")
+        if is_url:
+            raise UnavailableError(
+                f"{address!r} begins with {scheme}://; expected HOST:PORT, such as {default}: "
+                f"leave out {scheme}:// in {options}"
+            ) from error
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         if not (host and port.isdecimal()):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from baton.errors import BatonError
+from baton.errors import BatonError, InvalidArgumentError
 from baton.serving.logs import configure_logging
 from baton.serving.settings import ServingSettings
 from baton.serving.telemetry.tracing import tracing
@@ -41,7 +41,14 @@ def main(
         with tracing(role), asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(_run(serve, settings))
     except BatonError as error:
-        sys.exit(f"{role}: {error}")
+        sys.exit(f"{role}: {_in_flags(error, settings_class)}")
+
+
+def _in_flags(error: BatonError, settings_class: type[ServingSettings]) -> str:
+    """Returns the sentence of an error; a setting is named as its flag."""
+    if isinstance(error, InvalidArgumentError) and error.field in settings_class.model_fields:
+        return f"--{error.field.replace('_', '-')}: {error.problem}"
+    return str(error)
 
 
 def settle() -> None:

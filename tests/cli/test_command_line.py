@@ -168,8 +168,14 @@ def test_commands_name_unreachable_address_and_remedy(arguments: list[str], opti
             "'127.0.0.1' is no address; expected HOST:PORT, such as 127.0.0.1:50051",
             "--address or BATON_ADDRESS",
         ),
+        (
+            ["generate", "x", "--address", "http://127.0.0.1:1"],
+            "'http://127.0.0.1:1' begins with http://; expected HOST:PORT, such as "
+            "127.0.0.1:50051: leave out http:// in",
+            "--address or BATON_ADDRESS",
+        ),
     ],
-    ids=["unknown host", "no port"],
+    ids=["unknown host", "no port", "a URL"],
 )
 def test_commands_name_an_address_that_cannot_be_one(
     arguments: list[str], sentence: str, options: str
@@ -178,6 +184,19 @@ def test_commands_name_an_address_that_cannot_be_one(
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith(f"baton: {sentence}")
     assert options in ended.stderr
+
+
+def test_router_names_a_wrong_setting_as_its_flag() -> None:
+    ended = baton("router", "--redis-url", "127.0.0.1:6379")
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("router: --redis-url: it begins with none of")
+
+
+def test_doctor_names_the_port_that_it_asks_for() -> None:
+    ended = baton("doctor", "--admin", "127.0.0.1:1")
+    assert ended.returncode == 1
+    assert "--admin is a router's port for administration, 127.0.0.1:50053" in ended.stdout
+    assert "see the router's log" not in ended.stdout
 
 
 def test_generate_rejects_bad_parameter_in_one_line() -> None:

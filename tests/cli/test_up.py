@@ -168,6 +168,15 @@ def test_up_names_baton_that_holds_a_port(cluster: LocalCluster) -> None:
         assert result.stderr.endswith(f"choose another with {flag}\n")
 
 
+def test_up_names_a_log_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "logs"
+    ended = baton(*ARGUMENTS, "--log-dir", str(folder))
+    assert ended.returncode == 1
+    assert f"cannot write logs to {folder}: Not a directory; give another" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_up_names_another_program_that_holds_a_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -9,6 +9,7 @@ from baton.cli.checks.finding import Finding, differences, fault, note, ok
 from baton.cli.checks.pairing import pairing, version_of
 from baton.cli.checks.pools import pools
 from baton.cli.checks.slow_workers import slow_workers
+from baton.cli.options.common import DEFAULT_ADMIN_ADDRESS
 from baton.cli.session import admin_session, session
 from baton.client.client import Client, Info, Worker
 from baton.client.types import WorkerFacts
@@ -42,7 +43,10 @@ def cluster(
             router = _query(client)
             workers = client.list_workers()
     except BatonError as error:
-        yield fault("router", str(error), "see the router's log")
+        advice = (
+            f"--admin is a router's port for administration, {DEFAULT_ADMIN_ADDRESS} by default"
+        )
+        yield fault("router", str(error), advice)
         return
     yield ok("router", f"answers at {admin}, Baton {version_of(router.info)}")
     yield from _workers(workers)

@@ -18,7 +18,7 @@ from baton.cli.local.signals import signals_deferred
 from baton.cli.local.tls_folder import TlsFolder
 from baton.cluster.parent_death import dying_with_parent
 from baton.cluster.redis.address import has_secret
-from baton.errors import InvalidArgumentError
+from baton.errors import FailedPreconditionError, InvalidArgumentError
 from baton.serving.listening import WILDCARDS, host_and_port, without_brackets
 from baton.settings.loading import parse
 from baton.worker.roles import modules, settings_class
@@ -210,8 +210,14 @@ class Process:
         """
         assert not self.is_running, f"{self.name} is running"
         self.was_signalled = False
-        log_dir.mkdir(parents=True, exist_ok=True)
         self._log_path = log_dir / f"{self.name}.log"
+        try:
+            log_dir.mkdir(parents=True, exist_ok=True)
+            self._log_path.touch()
+        except OSError as error:
+            raise FailedPreconditionError(
+                f"cannot write logs to {log_dir}: {error.strerror}; give another --log-dir"
+            ) from error
         inherited = {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED}
         environment = {**inherited, **self.environment}
         with self._log_path.open("ab") as log, signals_deferred():

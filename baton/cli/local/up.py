@@ -86,11 +86,9 @@ def check_ports(ports: Mapping[str, int | None]) -> None:
     flag that chooses another; None and 0: any."""
     for flag, port in ports.items():
         if port and not is_free(port):
-            held = holder(HOST, port)
-            advice = f"`baton doctor --admin {DEFAULT_ADMIN_ADDRESS}` looks at it; or "
             raise FailedPreconditionError(
-                f"port {port} on {HOST} is taken: {held} holds it; "
-                f"{advice if 'Baton' in held else ''}choose another with {flag}"
+                f"port {port} on {HOST} is taken: {holder(HOST, port)} holds it; choose another "
+                f"with {flag}"
             )
 
 
