@@ -30,15 +30,15 @@ HINTS_OF_CLIENTS: dict[str, Any] = {
 }
 
 
-RESPONSE = {"input": "x", "max_output_tokens": 2}
-MESSAGE: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+RESPONSE = {"input": "x", "max_output_tokens": 20}
+MESSAGE: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 20}
 
 
 async def complete(
     fields: dict[str, Any], unknown: UnknownFields | None = None, **body: Any
 ) -> httpx.Response:
     """Returns the answer to a request with these fields beside those that it needs."""
-    needed = body or {"prompt": "x", "max_tokens": 2}
+    needed = body or {"prompt": "x", "max_tokens": 20}
     return await post(
         "chat/completions" if "messages" in needed else "completions", needed, fields, unknown
     )
@@ -204,7 +204,7 @@ def test_unknown_fields_of_deep_messages_are_found():
         ),
         (
             "messages",
-            {"max_tokens": 2},
+            {"max_tokens": 20},
             {
                 "messages": [
                     {"role": "user", "id": 1, "content": [{"type": "text", "text": "a", "mood": 1}]}
