@@ -467,7 +467,7 @@ async def test_item_reference_stands_for_its_stored_item(model, redis, is_short,
         # So that an answer that begins with a reference can be continued.
         for answer_id in stored:
             await client.responses.create(
-                model=model.name, input="x", previous_response_id=answer_id, max_output_tokens=9
+                model=model.name, input="x", previous_response_id=answer_id, max_output_tokens=200
             )
     _, whole, referred, *continued = computing.requests
     assert list(whole.token_ids) == list(referred.token_ids)
