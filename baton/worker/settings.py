@@ -55,7 +55,7 @@ class WorkerSettings(_EngineSettings):
         "GPU. yes: refuse to start where it cannot. no: in a thread of the worker.",
     )
     engine_timeout_s: float = Field(
-        20.0,
+        60.0,
         gt=0,
         description="Seconds without a sign of life of an engine that has work, after which its "
         "requests move to other workers and the worker ends: its GPU or driver hangs, or its "

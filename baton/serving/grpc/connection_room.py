@@ -21,17 +21,16 @@ class ConnectionRoom:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._closing: set[str] = set()  # numbers of those that were chosen, while gRPC has them
+        self._closing: set[str] = set()  # numbers of those that the last look chose
 
     def idle_over(self, server: Counters) -> list[Counters]:
         """Returns the connections beyond the limit, to be closed now: those without a call, of the
         address with the most connections, its longest idle ones first."""
-        refs = list(channelz.connection_refs(server))
-        self._closing &= {ref["socketId"] for ref in refs}
-        if len(refs) - len(self._closing) <= self._limit:
-            return []
-        chosen = self._choose([ref for ref in refs if ref["socketId"] not in self._closing])
-        self._closing |= {connection["ref"]["socketId"] for connection in chosen}
+        left = [
+            ref for ref in channelz.connection_refs(server) if ref["socketId"] not in self._closing
+        ]
+        chosen = self._choose(left) if len(left) > self._limit else []
+        self._closing = {connection["ref"]["socketId"] for connection in chosen}
         return chosen
 
     def _choose(self, refs: list[Counters]) -> list[Counters]:
@@ -69,7 +68,8 @@ def _num_calls(data: Counters) -> int:
 
 
 def _last_used(connection: Counters) -> tuple[str, int]:
-    """Returns what orders connections by their last call; those without any are by their age."""
+    """Returns what orders connections by their last call; those without any are by their age, as
+    far as looks tell: gRPC numbers connections when it is asked for them."""
     data = connection["data"]
     last = ""
     if count(data, "streamsStarted"):

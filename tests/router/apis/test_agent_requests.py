@@ -44,10 +44,12 @@ MAX_MODEL_LEN = 2**18
 def card_of(family: str, folder: Path) -> ModelCard:
     """Returns the shipped model with a family's template and the tokens of its marks."""
     shutil.copytree(locate("tiny"), folder, ignore=shutil.ignore_patterns("*.py", "*.md"))
-    special_tokenizer().save(str(folder / "tokenizer.json"))
+    tokenizer = special_tokenizer()
+    tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(template_of_family(family))
     config = json.loads((folder / "config.json").read_text())
     config["max_position_embeddings"] = MAX_MODEL_LEN
+    config["vocab_size"] = tokenizer.get_vocab_size()
     (folder / "config.json").write_text(json.dumps(config))
     return read_model_card(str(folder), "tool_model")
 

@@ -32,7 +32,7 @@ RESPONSE = {
     ],
 }
 MESSAGE = {**USER, "tools": [{"name": f["name"], "input_schema": SCHEMA} for f in FUNCTIONS]}
-COMPLETION = {"prompt": "x", "max_tokens": 9, "logprobs": 2}
+COMPLETION = {"prompt": "x", "max_tokens": 200, "logprobs": 2}
 ASKED: list[tuple[str, str, Any, dict[str, str]]] = [
     ("POST", "/v1/completions", COMPLETION, {}),
     ("POST", "/v1/completions", {**COMPLETION, "return_token_ids": True}, {}),
