@@ -94,6 +94,9 @@ class CallObserver:
             raise
         finally:
             self._ended(caller, call)
+            # Timers of the connection keep the call, and an error's frames the whole request.
+            call.error = None
+            call.outcomes.clear()
 
     def _ended(self, caller: Caller, call: ObservedCall) -> None:
         reason = None if call.error is None else refusal_reason(call.error)
