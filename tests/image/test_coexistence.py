@@ -34,8 +34,8 @@ print(json.dumps([files, import_utils.is_kernels_available(), result.token_ids])
 
 
 def install(folder: Path, name: str | Path) -> None:
-    install = [sys.executable, "-m", "uv", "pip", "install", "--system-certs", "--no-deps"]
-    command = [*install, "--python", sys.executable, "--target", folder, name]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+    command = [*pip, "--target", folder, name]
     subprocess.run(command, check=True, capture_output=True, timeout=240)
 
 

@@ -50,8 +50,10 @@ def _with_python(client: str) -> tuple[str, str]:
     python = folder / "bin" / "python"
     if not _is_installed(folder, wanted):
         _run(sys.executable, "-m", "venv", "--clear", "--without-pip", folder)
-        install = (sys.executable, "-m", "uv", "pip", "install", "--quiet", "--system-certs")
-        _run(*install, "--python", python, "-c", constraints, "-r", requirements)
+        pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet")
+        # Of thousands of modules a task imports some, which Python compiles then.
+        options = ("--disable-pip-version-check", "--no-compile")
+        _run(*pip, *options, "-c", constraints, "-r", requirements)
         _note_installed(folder, wanted)
     return str(python), str(_HERE / client / "task.py")
 
