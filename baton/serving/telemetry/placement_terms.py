@@ -37,7 +37,7 @@ TIMINGS: Mapping[str, str] = {
 """Durations of a request, as its `Timings` and its timeline name them."""
 
 LOAD: Mapping[str, str] = {
-    "ms/step": "mean milliseconds of the worker's recent engine steps; red: slower than its peers",
+    "ms/step": "milliseconds of a recent step; red: slower than peers",
     "running": "sequences in the worker's batch",
     "waiting": "requests that wait for room in the batch or in the KV pool",
     "KV in use": "share of the KV pool's blocks that requests or leases hold",

@@ -189,7 +189,9 @@ CASES = {
         gives_back={"top_logprobs": 1},
     ),
     "a bound": Case(
-        {"input": [USER], "max_output_tokens": 4}, is_cut=True, gives_back={"max_output_tokens": 4}
+        {"input": [USER], "max_output_tokens": 100},
+        is_cut=True,
+        gives_back={"max_output_tokens": 100},
     ),
     "a bound within a call": Case(
         {"input": [USER], "tools": [WEATHER]}, OSLO[:60], ["function_call"], is_cut=True
