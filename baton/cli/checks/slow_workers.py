@@ -1,5 +1,6 @@
 """Check that no worker is much slower than its peers."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import median
 
@@ -29,7 +30,8 @@ def slow_workers(workers: Sequence[Worker]) -> Iterator[Finding]:
             "look for what else runs on its machine, for a GPU that throttles (nvidia-smi) or a "
             "slower device; drain it to move its requests: `baton role` shows what is left",
         )
-    if known and not slow:
+    groups = Counter((worker.model, worker.role) for worker in known)
+    if not slow and any(size > 1 for size in groups.values()):
         yield ok("steps", "no worker is slower than its peers")
 
 
