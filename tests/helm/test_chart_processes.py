@@ -26,6 +26,7 @@ from baton.cluster.redis.embedded import _server_binary
 from baton.errors import UnavailableError
 from baton.rpc.tls import Tls
 from baton.serving.grpc.access import identity_in
+from tests.support.gguf.caches import own_cache
 from tests.support.rendered_chart import (
     ROOT,
     component,
@@ -113,7 +114,8 @@ class Pod:
         }
         command, *arguments = self._command
         path = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        path["XDG_CACHE_HOME"] = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+        if not (self.folder / "cache" / "baton").exists():
+            own_cache(self.folder)  # with the libraries that all tests share
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
                 dying_with_parent([*program[command], *self._placed(arguments)]),
