@@ -13,6 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from baton.models.user_cache import user_cache
+
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _BLOBS = "blobs"  # folder of files in the hub's cache
 # Smaller files are read in less time than matters.
@@ -53,22 +55,17 @@ def digest_of(file: Path) -> bytes:
     if (before := stored.stat()).st_size < _KEPT_FROM_BYTES:
         return _read(stored)
     with suppress(OSError, RuntimeError, ValueError):
-        return bytes.fromhex((_cache() / _key(before)).read_text())
+        return bytes.fromhex((user_cache("digests") / _key(before)).read_text())
     digest = _read(stored)
     if _key(stored.stat()) == _key(before):  # else it has changed meanwhile
         with suppress(OSError, RuntimeError):  # a folder that cannot be written to, or none
-            _write(_cache() / _key(before), digest.hex())
+            _write(user_cache("digests") / _key(before), digest.hex())
     return digest
 
 
 def _read(file: Path) -> bytes:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").digest()
-
-
-def _cache() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "baton" / "digests"
 
 
 def _key(status: os.stat_result) -> str:

@@ -25,7 +25,6 @@ from baton.engine.executor.models.packed.packed_folder import (
     OWN_LAYERS,
     PackedLayers,
     SharedLayers,
-    packed_folder,
 )
 from baton.engine.executor.models.rowwise import Rowwise, TorchRowwise
 from baton.engine.executor.models.transformers_model import (
@@ -36,6 +35,7 @@ from baton.engine.executor.models.transformers_model import (
 from baton.engine.executor.runner import DecoderModel
 from baton.engine.executor.sampling.sampler import Sampler
 from baton.errors import InvalidArgumentError
+from baton.models.user_cache import user_cache
 from baton_kernels.cpu.library import KERNELS, NoLibraryError
 from baton_kernels.cpu.library import Library as CLibrary
 from baton_kernels.cpu.paged_attention import prompt_arithmetic
@@ -209,7 +209,7 @@ def _packed_layers(config: EngineConfig, model: PreTrainedModel, weights: bytes)
     if not (weights and config.packed_weights_bytes) or num_bytes < LEAST_BYTES:
         return OWN_LAYERS
     try:
-        folder = packed_folder()
+        folder = user_cache("weights")
     except RuntimeError:  # there is no home
         return OWN_LAYERS
     return SharedLayers(folder, weights, num_bytes, config.packed_weights_bytes)

@@ -14,6 +14,7 @@ from baton.errors import UnsupportedModelError
 from baton.models import GGUF, base_name
 from baton.models.gguf.configuration import configuration
 from baton.models.gguf.header import GgufHeader, files_in, parts_of, read_header
+from baton.models.user_cache import user_cache
 
 _FORMAT = 1  # of descriptions, to be raised with a change of what they contain
 
@@ -32,7 +33,7 @@ def description_folder(files: Sequence[Path]) -> Path:
     Raises `UnsupportedModelError` for a model that is not read."""
     # Not where links lead: the hub's cache names files by their content.
     files = [file.parent.resolve() / file.name for file in files]
-    folder = _cache() / f"{base_name(files[0].name)}-{_key(files)}"
+    folder = user_cache("gguf") / f"{base_name(files[0].name)}-{_key(files)}"
     if not folder.is_dir():
         _check(read_header(files))  # rather than in a process
         _write(files, folder)
@@ -51,11 +52,6 @@ def _check(header: GgufHeader) -> None:
 def _is_described(folder: Path) -> bool:
     has_files = all((folder / name).is_file() for name in ("config.json", "tokenizer.json"))
     return has_files or any(folder.glob("*.safetensors"))
-
-
-def _cache() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "baton" / "gguf"
 
 
 def _key(files: Sequence[Path]) -> str:

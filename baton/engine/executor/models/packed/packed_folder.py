@@ -44,12 +44,6 @@ _POLL_SECONDS = 0.05
 _SILENT_SECONDS = 1.0
 
 
-def packed_folder() -> Path:
-    """Returns the folder of all models' files in the user's cache folder."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "baton" / "weights"
-
-
 class PackedLayers(Protocol):
     """Packed layers of a model."""
 
