@@ -12,7 +12,10 @@ from baton_kvtransfer.transfer_service import ENCODER, KV
 from baton_picker.metrics import PickerMetrics
 from baton_router.apis.edge.body.unknown_fields import UnknownFields
 from baton_router.apis.edge.metrics import HttpMetrics
-from baton_router.metrics import ConnectionMetrics, ImageMetrics, RouterMetrics, TenantMetrics
+from baton_router.metrics.connection_metrics import ConnectionMetrics
+from baton_router.metrics.image_metrics import ImageMetrics
+from baton_router.metrics.router_metrics import RouterMetrics
+from baton_router.metrics.tenant_metrics import TenantMetrics
 from baton_router.telemetry.tenant_meter import TenantMeter
 from docs.tables import code, page, prose, table
 

@@ -36,7 +36,10 @@ from baton_router.lifecycle.in_flight import Requests
 from baton_router.lifecycle.inference import Inference
 from baton_router.lifecycle.pooled_inference import PooledInference
 from baton_router.lifecycle.services import Services
-from baton_router.metrics import ConnectionMetrics, ImageMetrics, RouterMetrics, TenantMetrics
+from baton_router.metrics.connection_metrics import ConnectionMetrics
+from baton_router.metrics.image_metrics import ImageMetrics
+from baton_router.metrics.router_metrics import RouterMetrics
+from baton_router.metrics.tenant_metrics import TenantMetrics
 from baton_router.routing.admission.controller import AdmissionController
 from baton_router.routing.admission.forecast import Forecasts
 from baton_router.routing.admission.image_budget import ImageBudget

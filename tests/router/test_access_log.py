@@ -11,15 +11,9 @@ from baton_router.routing.admission.quotas import Quota, Quotas
 from baton_router.telemetry.access_log import AccessLog
 from tests.support.router.front import routes_of
 from tests.support.router.scripted import (
-    READY,
-    RELEASED,
+    answering,
     card,
-    decode,
-    finished,
-    first,
     fleet_of,
-    prefill,
-    tokens,
 )
 from tests.support.waiting import until
 
@@ -30,7 +24,7 @@ PATH = "/v1/chat/completions"
 async def test_access_log_has_status_and_reason_of_each_call(tmp_path):
     path, quota = tmp_path / "log", Quota(requests_per_minute=3)
     log = AccessLog(str(path))
-    workers = prefill(first(), RELEASED), decode(READY, tokens(1, 1), finished())
+    workers = answering()
     async with fleet_of(*workers) as fleet:
         fleets, cards, quotas = {"tiny": fleet}, {"tiny": card()}, Quotas(default=quota)
         transport = httpx.ASGITransport(routes_of(fleets, cards, quotas, access_log=log).app())

@@ -14,16 +14,9 @@ from baton_router.served.served_models import ModelNotFoundError
 from tests.support.router.api_types import Checked
 from tests.support.router.front import NO_LIMITS, routes_of
 from tests.support.router.scripted import (
-    READY,
-    RELEASED,
-    Worker,
+    answering,
     card,
-    decode,
-    finished,
-    first,
     fleet_of,
-    prefill,
-    tokens,
 )
 
 ASKED = {"prompt": "def", "max_tokens": 2}
@@ -31,17 +24,12 @@ CHECKPOINTS = {"org/b": "b", "a": "b", "plain": "a"}
 ALIASES = {"plain": {"b": 1.0}, "canary": {"a": 50.0, "b": 50.0}}
 
 
-def workers() -> tuple[Worker, Worker]:
-    """A prefill and a decode worker that answer with two tokens."""
-    return prefill(first(), RELEASED), decode(READY, tokens(1, 1), finished())
-
-
 @asynccontextmanager
 async def router(limits: Quota = NO_LIMITS) -> AsyncIterator[tuple[Routes, httpx.AsyncClient]]:
     """A router of the models a and b, and a client of its HTTP."""
     cards = {name: replace(card(), name=name) for name in ("a", "b")}
     async with AsyncExitStack() as stack:
-        fleets = {name: await stack.enter_async_context(fleet_of(*workers())) for name in cards}
+        fleets = {name: await stack.enter_async_context(fleet_of(*answering())) for name in cards}
         routes = routes_of(
             fleets, cards, Quotas(default=limits), aliases=ALIASES, checkpoints=CHECKPOINTS
         )

@@ -14,25 +14,13 @@ from baton_router.telemetry.tenant_meter import TenantMeter
 from tests.support.clock import Clock
 from tests.support.router.front import routes_of, served_by
 from tests.support.router.scripted import (
-    READY,
-    RELEASED,
-    Worker,
+    answering,
     card,
-    decode,
-    finished,
-    first,
     fleet_of,
-    prefill,
-    tokens,
 )
 
 FULL = OverloadedError("full", reason="queue")
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-
-
-def workers() -> tuple[Worker, Worker]:
-    """Workers that answer every request with two tokens."""
-    return prefill(first(), RELEASED), decode(READY, tokens(1, 1), finished())
 
 
 def test_tenant_meter_labels_only_named_tenants():
@@ -73,7 +61,7 @@ def test_first_refusal_of_a_minute_is_logged_with_number(caplog):
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
 async def test_refusal_counts_in_request_metric_with_reason(quota, reason, is_stream):
     meter = TenantMeter()
-    async with fleet_of(*workers()) as fleet:
+    async with fleet_of(*answering()) as fleet:
         routes = routes_of({"tiny": fleet}, {"tiny": card()}, Quotas(default=quota), meter=meter)
         transport = httpx.ASGITransport(routes.app())
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
@@ -93,7 +81,7 @@ async def test_refusal_counts_in_request_metric_with_reason(quota, reason, is_st
 
 async def test_refusal_of_a_stream_that_began_is_counted():
     meter = TenantMeter()
-    async with fleet_of(*workers()) as fleet:
+    async with fleet_of(*answering()) as fleet:
         fleet.is_discovered = known = asyncio.Event()
         quotas = Quotas(default=Quota(tokens_per_minute=10))
         fleets, cards = {"tiny": fleet}, {"tiny": card()}

@@ -16,7 +16,16 @@ from baton_router.apis.openai.schemas import ChatRequest, CompletionRequest
 from baton_router.apis.responses.schemas import ResponsesRequest
 from baton_router.text.model_card import ModelCard
 from tests.support.router.front import card, front_of
-from tests.support.router.scripted import READY, RELEASED, decode, finished, first, prefill, tokens
+from tests.support.router.scripted import (
+    READY,
+    RELEASED,
+    answering,
+    decode,
+    finished,
+    first,
+    prefill,
+    tokens,
+)
 from tests.support.router.tokenizers import bytes_like, metaspace
 from tests.support.router.written import THOUGHT, ids_of, writing
 
@@ -122,7 +131,7 @@ SCHEMAS: dict[str, Any] = {
 @pytest.mark.parametrize("path", ROUTES)
 async def test_field_of_another_server_is_never_ignored(path):
     known = {*SCHEMAS[path].__struct_encode_fields__}
-    workers = prefill(first(), RELEASED), decode(READY, tokens(1, 1), finished())
+    workers = answering()
     async with front_of(*workers) as front:
         for name, field in OTHER_FIELDS.items():
             if name in known:

@@ -17,7 +17,7 @@ from baton_router.apis.edge.metrics import HttpMetrics
 from baton_router.apis.openai.schemas import ChatRequest, CompletionRequest
 from tests.support.router.bodies import parsed_body
 from tests.support.router.front import front_of
-from tests.support.router.scripted import READY, RELEASED, decode, finished, first, prefill, tokens
+from tests.support.router.scripted import answering
 from tests.support.router.written import writing
 
 HINTS_OF_CLIENTS: dict[str, Any] = {
@@ -47,7 +47,7 @@ async def complete(
 async def post(
     path: str, needed: dict[str, Any], fields: dict[str, Any], unknown: UnknownFields | None = None
 ) -> httpx.Response:
-    workers = prefill(first(), RELEASED), decode(READY, tokens(1, 1), finished())
+    workers = answering()
     async with front_of(*workers, unknown=unknown) as front:
         return await front.post(f"/v1/{path}", json={**needed, **fields})
 

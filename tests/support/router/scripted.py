@@ -461,6 +461,11 @@ def of(index: int, event: decode_pb2.DecodeGenerateResponse) -> decode_pb2.Decod
     return event
 
 
+def answering() -> tuple[Worker, Worker]:
+    """A prefill and a decode worker that answer every request with two tokens."""
+    return prefill(first(), RELEASED), decode(READY, tokens(1, 1), finished())
+
+
 def prefill_behind(*positions: int) -> Worker:
     """Prefills the prompt, and again with so many tokens of output."""
     scripts = [[PREFILL_ADMITTED, first() if p == 0 else at(p), RELEASED] for p in positions]

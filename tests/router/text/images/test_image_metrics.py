@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from baton_router.metrics import ImageMetrics
+from baton_router.metrics.image_metrics import ImageMetrics
 from baton_router.routing.admission.image_budget import ImageBudget
 from baton_router.text.images.image_limits import ImageLimits
 from baton_router.text.images.image_pool import ImagePool

@@ -1,32 +1,22 @@
-"""Prometheus metrics of a router, collected on scrape from counters that exist anyway."""
+"""Metrics of a router's requests, fleets and placement."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from itertools import product
-from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
 from baton.cluster.redis.round_trips import RoundTrips
 from baton.rpc.worker_role import ROLES
-from baton.serving.server import Server
-from baton.serving.telemetry import buckets
-from baton.serving.telemetry.distribution import Distribution
 from baton.serving.telemetry.families import Labels, counter, gauge, histogram
 from baton.serving.telemetry.redis import redis_metrics
 from baton_router.call.failure import FailureKind
 from baton_router.call.usage import ENCODED_BY
 from baton_router.lifecycle.in_flight import Requests
-from baton_router.routing.admission.image_budget import ImageBudget
-from baton_router.routing.admission.rate_limit import KINDS
 from baton_router.routing.fleet.fleet import Fleet
 from baton_router.routing.fleet.fleets import Fleets
 from baton_router.routing.placement.placer import PATHS
 from baton_router.served.served_models import Models
-from baton_router.telemetry.tenant_meter import TenantMeter
-
-if TYPE_CHECKING:
-    from baton_router.text.images.image_pool import ImagePool
 
 _MODEL = ("model",)
 _TENANT = ("tenant",)
@@ -278,130 +268,3 @@ class RouterMetrics:
 
 def _num_indexed(fleet: Fleet) -> int:
     return sum(fleet.index.num_hashes(member.record.id) for member in fleet.members)
-
-
-class TenantMetrics:
-    """Prometheus collector of the usage and the refusals of tenants."""
-
-    def __init__(self, meter: TenantMeter) -> None:
-        self._meter = meter
-
-    def collect(self) -> Iterable[Metric]:
-        meter = self._meter
-        yield counter(
-            "baton_tenant_requests_total",
-            "Admitted requests that have ended, by tenant.",
-            self._of_all(meter.num_requests),
-            _TENANT,
-        )
-        yield counter(
-            "baton_tenant_prompt_tokens_total",
-            "Prompt tokens of admitted requests that have ended, by tenant.",
-            self._of_all(meter.num_prompt_tokens),
-            _TENANT,
-        )
-        yield counter(
-            "baton_tenant_output_tokens_total",
-            "Output tokens of admitted requests that have ended, by tenant.",
-            self._of_all(meter.num_output_tokens),
-            _TENANT,
-        )
-        limits = (f"{kind}_per_minute" for kind in KINDS)
-        refused: dict[Labels, float] = dict.fromkeys(product(meter.labels, limits), 0)
-        refused |= meter.num_refused
-        yield counter(
-            "baton_requests_refused_total",
-            "Calls refused before they were computed, over any API: a rate limit of the tenant "
-            "(requests_per_minute, tokens_per_minute, bytes_per_minute, tokens_per_second), a full "
-            "queue, a deadline before the forecast first token, bounds of large requests and "
-            "images, missing credentials.",
-            refused,
-            ("tenant", "reason"),
-        )
-
-    def _of_all(self, counted: Mapping[str, int]) -> dict[Labels, float]:
-        """Returns a number for each tenant with a label, also of those that have sent nothing."""
-        return {(label,): counted.get(label, 0) for label in {*self._meter.labels, *counted}}
-
-
-class ConnectionMetrics:
-    """Prometheus collector of the connections to a router's gRPC server."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-
-    def collect(self) -> Iterable[Metric]:
-        yield counter(
-            "baton_dropped_connections_total",
-            "gRPC connections of clients dropped since they opened, or opened and reset, too many "
-            "calls a second.",
-            self._server.num_dropped_connections,
-        )
-
-
-class ImageMetrics:
-    """Prometheus collector of the images of all models.
-
-    Args:
-        pools: processes that decode images, by model; None: the model takes no images.
-    """
-
-    def __init__(self, budget: ImageBudget, pools: "Mapping[str, ImagePool | None]") -> None:
-        self._budget = budget
-        self._pools = pools
-
-    def collect(self) -> Iterable[Metric]:
-        yield gauge(
-            "baton_image_bytes",
-            "Bytes of preprocessed images that this router holds for requests in flight.",
-            self._budget.num_bytes,
-        )
-        yield gauge(
-            "baton_image_budget_bytes",
-            "Maximum of these bytes (--encoder-input-budget-bytes).",
-            self._budget.max_held_bytes,
-        )
-        yield counter(
-            "baton_image_budget_rejections_total",
-            "Requests with images rejected because those in flight left no room in the budget.",
-            self._budget.num_rejected,
-        )
-        yield gauge(
-            "baton_images_waiting",
-            "Images that wait for a process to decode them.",
-            self._numbers(lambda pool: pool.num_waiting),
-            _MODEL,
-        )
-        yield gauge(
-            "baton_image_processes",
-            "Processes that decode images: busy with one, or idle.",
-            {
-                **self._numbers(lambda pool: pool.num_busy, "busy"),
-                **self._numbers(lambda pool: pool.num_idle, "idle"),
-            },
-            ("model", "state"),
-        )
-        yield counter(
-            "baton_image_process_restarts_total",
-            "Processes ended because they crashed or took too long for an image.",
-            self._numbers(lambda pool: pool.num_restarts),
-            _MODEL,
-        )
-        yield histogram(
-            "baton_image_preprocessing_seconds",
-            "Time of a process to decode and preprocess an image, without waiting for the process.",
-            {
-                (model,): Distribution(buckets.STAGE) if pool is None else pool.preprocessing
-                for model, pool in self._pools.items()
-            },
-            _MODEL,
-        )
-
-    def _numbers(
-        self, number_of: "Callable[[ImagePool], int]", *labels: str
-    ) -> dict[Labels, float]:
-        """Returns a number of each model, labelled by the model and `labels`."""
-        return {
-            (model, *labels): 0 if pool is None else number_of(pool)
-            for model, pool in self._pools.items()
-        }
