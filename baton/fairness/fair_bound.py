@@ -12,7 +12,7 @@ class FairBound:
 
     The caller owns what is held:
 
-        match bound.giving_way(holder):
+        match bound.victim_for(holder):
             case None: bound.add(holder)
             case holder: refuse it
             case other: end something of the other, `remove` it, then add
@@ -46,7 +46,7 @@ class FairBound:
     def held_by(self, holder: str) -> int:
         return self._held.get(holder, 0)
 
-    def giving_way(self, holder: str, amount: int = 1) -> str | None:
+    def victim_for(self, holder: str, amount: int = 1) -> str | None:
         """Returns the holder that has to give way before `holder` may have `amount` more: None
         below the limit; `holder` itself if with them it would have no less than any other."""
         if self.total + amount <= self._limit:

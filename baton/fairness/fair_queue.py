@@ -59,7 +59,7 @@ class FairQueue(Generic[T]):
     Args:
         weight_of: returns a tenant's share relative to the others, greater than 0.
         quantum: tokens per turn at weight 1.
-        max_waiting: maximum number of queued items, as `giving_way` has it.
+        max_waiting: maximum number of queued items, as `victim_for` has it.
 
     Attributes:
         num_tokens: tokens of all queued items.
@@ -81,10 +81,10 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return self._bound.total
 
-    def giving_way(self, tenant: str) -> str | None:
+    def victim_for(self, tenant: str) -> str | None:
         """Returns the tenant that gives way to one more item of `tenant`, by `FairBound`: None
         while there is room, `tenant` itself if the item is to be refused."""
-        return self._bound.giving_way(tenant)
+        return self._bound.victim_for(tenant)
 
     def push(self, item: T, *, tenant: str, priority: int = 0, num_tokens: int) -> Waiting[T]:
         """Adds an item at the end of its tenant's queue. Smaller priorities are served first."""

@@ -22,18 +22,18 @@ def test_fair_bound_refuses_no_holder_below_its_share(limit, events):
                 held[holder] -= 1
             continue
         before = dict(held)
-        giving_way = bound.giving_way(holder)
-        if giving_way == holder:
+        victim = bound.victim_for(holder)
+        if victim == holder:
             others = {each for each in seen if before.get(each, 0)} | {holder}
             assert sum(held.values()) == limit
             assert held[holder] >= limit // len(others), "refused below its share"
             assert max(held.values()) <= held[holder] + 1
             continue
-        if giving_way is not None:
-            assert held[giving_way] == max(held.values())
-            assert held[giving_way] > held[holder] + 1, "the two would only change places"
-            bound.remove(giving_way)
-            held[giving_way] -= 1
+        if victim is not None:
+            assert held[victim] == max(held.values())
+            assert held[victim] > held[holder] + 1, "the two would only change places"
+            bound.remove(victim)
+            held[victim] -= 1
         bound.add(holder)
         held[holder] += 1
         assert bound.total == sum(held.values()) <= limit
@@ -44,11 +44,11 @@ def test_fair_bound_refuses_no_holder_below_its_share(limit, events):
 def test_fair_bound_takes_amounts_from_the_largest(limit, arrivals):
     bound, held = FairBound(limit), Counter()
     for holder, amount in arrivals:
-        while (giving_way := bound.giving_way(holder, amount)) not in (None, holder):
-            assert held[giving_way] == max(held.values()) > held[holder] + amount
-            bound.remove(giving_way)
-            held[giving_way] -= 1
-        if giving_way is None:
+        while (victim := bound.victim_for(holder, amount)) not in (None, holder):
+            assert held[victim] == max(held.values()) > held[holder] + amount
+            bound.remove(victim)
+            held[victim] -= 1
+        if victim is None:
             bound.add(holder, amount)
             held[holder] += amount
         assert bound.total == sum(held.values()) <= limit
@@ -57,10 +57,10 @@ def test_fair_bound_takes_amounts_from_the_largest(limit, arrivals):
 def test_fair_bound_gives_all_to_a_holder_alone():
     bound = FairBound(3)
     for _ in range(3):
-        assert bound.giving_way("a") is None
+        assert bound.victim_for("a") is None
         bound.add("a")
-    assert bound.giving_way("a") == "a"
-    assert bound.giving_way("b") == "a"
+    assert bound.victim_for("a") == "a"
+    assert bound.victim_for("b") == "a"
 
 
 def test_fair_bound_remembers_no_holder_without_items():

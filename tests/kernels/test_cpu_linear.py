@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from baton_kernels.cpu import large_pages
+from baton_kernels.cpu import huge_pages
 from baton_kernels.cpu.linear import PackedLinear
 from baton_kernels.cpu.quantized_weight import QuantizedWeight, halves_of, quantize
 from tests.support.kernels.comparison import (
@@ -224,9 +224,9 @@ def test_groups_that_units_do_not_divide_are_refused() -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 2**18, 2**18 + 3])
-def test_large_pages_hold_what_is_written(num_rows):
+def test_huge_pages_hold_what_is_written(num_rows):
     """As long as the tensor, or a view of it, is there."""
-    part = large_pages.empty(num_rows, 4, dtype=torch.float32).fill_(7)[:1]
-    others = [large_pages.empty(2**18, 4, dtype=torch.float32).fill_(0) for _ in range(3)]
+    part = huge_pages.empty(num_rows, 4, dtype=torch.float32).fill_(7)[:1]
+    others = [huge_pages.empty(2**18, 4, dtype=torch.float32).fill_(0) for _ in range(3)]
     assert part.tolist() == [[7.0] * 4]
     assert all(not other.any() for other in others)

@@ -52,10 +52,10 @@ class FairThreads:
 
     def _push(self, task: Task) -> Task | None:
         with self._lock:
-            giving_way = self._waiting.giving_way(task.holder)
-            if giving_way == task.holder:
+            victim = self._waiting.victim_for(task.holder)
+            if victim == task.holder:
                 return task
-            refused = None if giving_way is None else self._waiting.pop_newest(giving_way).item
+            refused = None if victim is None else self._waiting.pop_newest(victim).item
             self._waiting.push(task, tenant=task.holder, num_tokens=1)
             return refused
 

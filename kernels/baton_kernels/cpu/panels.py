@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import torch
 import torch.nn.functional as F
 
-from baton_kernels.cpu import large_pages
+from baton_kernels.cpu import huge_pages
 from baton_kernels.cpu.quantized_weight import QuantizedWeight
 
 # By the dtype of codes.
@@ -207,7 +207,7 @@ def _in_panels(units: torch.Tensor, panel: int) -> torch.Tensor:
     there is no output for is zero."""
     units = F.pad(units, (0, 0, 0, -len(units) % panel))
     panels = units.view(-1, panel, units.shape[1]).transpose(1, 2)
-    return large_pages.empty(*panels.shape, dtype=panels.dtype).copy_(panels)
+    return huge_pages.empty(*panels.shape, dtype=panels.dtype).copy_(panels)
 
 
 def _rows(panels: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,7 @@ _NO_ROOM = Failure(
 )
 
 
-_GAVE_WAY = Failure(
+_EVICTED = Failure(
     503,
     "this router has as many connections as it takes, the most of them of this client's address; "
     "this one gave way while its body arrived. Try again over fewer",
@@ -142,10 +142,10 @@ class Connection(HttpToolsProtocol):
         self._room.leave(self)
         super().connection_lost(exc)
 
-    def give_way(self) -> None:
+    def evict(self) -> None:
         """Closes at once, for another connection."""
         if self.is_busy:
-            self._refuse(_GAVE_WAY)
+            self._refuse(_EVICTED)
             self.transport.close()
         else:
             self.transport.abort()

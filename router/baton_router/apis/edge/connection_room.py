@@ -21,7 +21,7 @@ class Held(Protocol):
     def is_waiting(self) -> bool:
         """Whether it waits for its client, which may let it wait for long."""
 
-    def give_way(self) -> None:
+    def evict(self) -> None:
         """Closes it at once."""
 
 
@@ -35,12 +35,12 @@ class ConnectionRoom:
     def enter(self, connection: Held) -> bool:
         """Takes a connection in, at the limit in the place of another one. Returns False if there
         is none that waits, of an address that has as many."""
-        if self._bound.giving_way(connection.holder) is not None:
+        if self._bound.victim_for(connection.holder) is not None:
             displaced = self._longest_waiting(self._bound.held_by(connection.holder))
             if displaced is None:
                 return False
             self.leave(displaced)
-            displaced.give_way()
+            displaced.evict()
         self._connections.add(connection)
         self._bound.add(connection.holder)
         return True

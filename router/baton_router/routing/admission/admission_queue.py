@@ -127,14 +127,14 @@ class AdmissionQueue(Generic[T]):
         Raises `OverloadedError` if the queue is full and no other tenant has more requests in it,
         or if the first token would miss `seconds_left`.
         """
-        giving_way = self._queue.giving_way(tenant)
-        is_full = giving_way == tenant
+        victim = self._queue.victim_for(tenant)
+        is_full = victim == tenant
         decision = None
         if is_full or seconds_left < float("inf"):
             ahead = self._queue.tokens_ahead(tenant, priority, num_tokens)
             decision = self._check_worthwhile(request, tenant, seconds_left, ahead, is_full=is_full)
-        if giving_way is not None:
-            self._displace(giving_way)
+        if victim is not None:
+            self._displace(victim)
         queued = QueuedRequest(request, self._clock() + seconds_left, decision)
         return self._queue.push(queued, tenant=tenant, priority=priority, num_tokens=num_tokens)
 

@@ -50,7 +50,7 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        # Its pages are large ones where the file system has them, as ext4 from Linux 6.16 on:
+        # In huge pages where the file system has them, as ext4 from Linux 6.16 on:
         # decoding reads every weight at each step, and waits at each page's end.
         with suppress(AttributeError, OSError):
             self._mapping.madvise(mmap.MADV_HUGEPAGE)

@@ -1,4 +1,4 @@
-"""Memory in large pages, which Linux gives to those who ask (its transparent huge pages).
+"""Memory in huge pages, which Linux gives to those who ask (its transparent huge pages).
 
 Decoding reads every weight at each step, in order: a processor fetches ahead up to a page's end.
 """
@@ -10,11 +10,11 @@ from typing import Final
 
 import torch
 
-_PAGE: Final = 2 * 2**20  # bytes of a large page, on x86-64 and most of ARM
+_PAGE: Final = 2 * 2**20  # bytes of a huge page, on x86-64 and most of ARM
 
 
 def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """Returns a tensor on the host like `torch.empty`, in large pages if it is of one or more and
+    """Returns a tensor on the host like `torch.empty`, in huge pages if it is of one or more, and
     the system has them."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < _PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
