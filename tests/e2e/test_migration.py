@@ -19,11 +19,13 @@ from baton.client.generation import AsyncGeneration
 from baton.client.types import FinishReason, Placement
 from baton.errors import InternalError
 from baton.sampling import SamplingParams
+from baton_router.lifecycle.recovery import SAME_PLACE_TOKENS
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.sampling_modes import CODE, SEEDED, THREE_WAYS, answer_of, check_same
 from tests.support.cluster.scraped import scrape
+from tests.support.cluster.slowness import slowed
 from tests.support.cluster.watch import load_of, until_nothing_is_held
-from tests.support.cluster.wide import listed, name_of, restored
+from tests.support.cluster.wide import DECODE_WORKERS, listed, name_of, restored
 from tests.support.waiting import until_none_is_left, until_observed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone]
@@ -102,8 +104,9 @@ def killer(cluster: LocalCluster, role: str) -> Disturbance:
 async def test_request_survives_a_killed_decode_worker(client, pair, at, num_migrations):
     prompt = prompt_of(70, seed=at)
     undisturbed = await client.generate(prompt, PLAIN).token_ids()
-    generation = client.generate(prompt, PLAIN)
-    seen = await told(generation, at, killer(pair, "decode"))
+    with slowed(pair, *DECODE_WORKERS):
+        generation = client.generate(prompt, PLAIN)
+        seen = await told(generation, at, killer(pair, "decode"))
     assert seen.token_ids == undisturbed
     assert seen.longest_gap < GOES_ON_WITHIN
     assert generation.finished.reason is FinishReason.LENGTH
@@ -154,8 +157,9 @@ async def test_sequences_resume_at_their_positions_on_another_worker(client, pai
         await killer(pair, "decode")(seen)
 
     at = sum(len(completion.token_ids) for completion in undisturbed[0]) // 2
-    generation = client.generate(CODE, params)
-    seen = await told(generation, at, kill)
+    with slowed(pair, *DECODE_WORKERS):
+        generation = client.generate(CODE, params)
+        seen = await told(generation, at, kill)
     assert generation.finished.usage.num_migrations == 1
     check_same("several", await answer_of(generation), undisturbed)
     (second,) = (p.name for p in pair.processes if p.role == "decode" and p.is_running)
@@ -189,7 +193,8 @@ async def computed(
 )
 async def test_request_survives_loss_of_a_worker_during_prefill(client, pair, role, signum):
     prompt = prompt_of(1900, seed=10 * len(role) + signum)  # one that no worker has cached
-    generation = await computed(client, pair, prompt)
+    with slowed(pair, "prefill-0", "prefill-1"):
+        generation = await computed(client, pair, prompt)
     seen = Told((await generation.wait_accepted()).placement)
     lost = name_of(pair, getattr(seen.placement, f"{role}_worker"))
     pair.kill(lost, signum)
@@ -284,17 +289,28 @@ async def strike_twice(
 ) -> tuple[AsyncGeneration, "asyncio.Task[list[int]]"]:
     """A generation whose two decode workers are sent a signal at nearly one place of it, and the
     task that reads it."""
-    generation = client.generate(prompt_of(30, seed=seed), replace(PLAIN, max_tokens=1900))
-    first = name_of(cluster, (await generation.wait_accepted()).placement.decode_worker)
+    for _ in range(10):
+        generation = client.generate(prompt_of(30, seed=seed), replace(PLAIN, max_tokens=1900))
+        first = name_of(cluster, (await generation.wait_accepted()).placement.decode_worker)
+        token_ids: list[int] = []
+        reading = asyncio.create_task(read(generation, token_ids))
+        if await strike(cluster, first, token_ids, signum):
+            return generation, reading
+        # A busy machine has let the second one compute too much.
+        reading.cancel()
+        restored(cluster)
+    raise AssertionError("the second worker never stood at the place of the first")
+
+
+async def read(generation: AsyncGeneration, token_ids: list[int]) -> list[int]:
+    async for chunk in generation:
+        token_ids.extend(chunk.token_ids)
+    return token_ids
+
+
+async def strike(cluster: LocalCluster, first: str, token_ids: list[int], signum: int) -> bool:
+    """Whether both stood at nearly one place of what a client has read, when the signals came."""
     second = "decode-1" if first == "decode-0" else "decode-0"
-    token_ids: list[int] = []
-
-    async def read() -> list[int]:
-        async for chunk in generation:
-            token_ids.extend(chunk.token_ids)
-        return token_ids
-
-    reading = asyncio.create_task(read())
     await until_observed(lambda: len(token_ids) >= 20, what="the first tokens")
     # A small model computes several tokens a millisecond, and eight are another place.
     tree = stopped_tree(cluster.process(second).pid)
@@ -307,11 +323,13 @@ async def strike_twice(
         await asyncio.sleep(0.01)
         if len(token_ids) >= shown_by_first + 3:
             break
-    cluster.kill(second, signum)
-    for each in tree[1:]:
+    is_near = len(token_ids) < shown_by_first + SAME_PLACE_TOKENS
+    if is_near:
+        cluster.kill(second, signum)
+    for each in tree[1:] if is_near else tree:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.resume()
-    return generation, reading
+    return is_near
 
 
 @pytest.mark.slow
@@ -380,14 +398,12 @@ async def test_router_closes_connections_to_dead_workers(client, pair):
 async def test_requests_of_every_kind_survive_their_decode_worker(client, pair):
     """All ten do in tests/worker/test_sampling_modes.py."""
     undisturbed = {n: await answer_of(client.generate(CODE, p)) for n, p in THREE_WAYS.items()}
-    running = {}
-    # The one whose worker is killed begins last, so that it has not ended by then.
-    for name in sorted(THREE_WAYS, key="several".__eq__):
-        running[name] = client.generate(CODE, THREE_WAYS[name])
-        await anext(running[name])
-    places = {n: (await g.wait_accepted()).placement.decode_worker for n, g in running.items()}
-    lost = places["several"]
-    pair.kill(name_of(pair, lost))
+    with slowed(pair, *DECODE_WORKERS):
+        running = {name: client.generate(CODE, params) for name, params in THREE_WAYS.items()}
+        for generation in running.values():
+            await anext(generation)
+        accepted = await running["several"].wait_accepted()
+        pair.kill(name_of(pair, accepted.placement.decode_worker))
     answers = await asyncio.gather(*(answer_of(generation) for generation in running.values()))
     assert running["several"].finished.usage.num_migrations == 1
     for name, answer in zip(running, answers, strict=True):

@@ -27,7 +27,9 @@ from tests.support.cluster.rolling import (
     questions_of,
     under_load,
 )
+from tests.support.cluster.slowness import slowed
 from tests.support.cluster.watch import held, load_of, until_nothing_is_held
+from tests.support.cluster.wide import DECODE_WORKERS
 from tests.support.waiting import until_observed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -60,8 +62,11 @@ async def test_rolling_restart_under_load_loses_no_request(rolling_shape, questi
     assert {*processes} == {*ALL}
     async with under_load(rolling_shape, questions, NUM_READERS) as tally:
         for name in names:
-            await until_observed(lambda n=name: is_busy(processes[n]), what=f"work for {name}")
-            await rolling_shape.replace(processes[name])
+            # One that has long answers still to compute when routers hear of its drain.
+            with slowed(rolling_shape.cluster, *({name} & {*DECODE_WORKERS})):
+                await tally.more(NUM_READERS)
+                await until_observed(lambda n=name: is_busy(processes[n]), what=f"work for {name}")
+                await rolling_shape.replace(processes[name])
             await tally.more(NUM_READERS)
     print(f"\n{tally}; seconds from SIGTERM to the end: {rolling_shape.drains}")
     assert tally.failures == {}

@@ -18,6 +18,7 @@ from tests.support.waiting import until_observed, wait_until
 
 # A router with it sends every prompt through a prefill worker: for tests of the handoff.
 HANDOFFS = {"conditional_disaggregation": False}
+DECODE_WORKERS = ("decode-0", "decode-1")
 LONG = SamplingParams(max_tokens=1900, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=8, ignore_eos=True)
 
