@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from baton.engine.core.engine_core import EngineCore
 from baton.engine.llm import LLM
 from baton.engine.request import EngineRequest, FinishReason, KvSource
 from baton.engine.scheduler.plan import NotAhead
@@ -89,6 +90,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "guessing": {**ROOM, "max_drafts": 4},
     "guessing amid preemption": {**TIGHT, "preemption": "recompute", "max_drafts": 4},
 }
+
+
+class BesideCore(EngineCore):
+    """Computes each mask but a sequence's first beside the steps."""
+
+    slow_mask_s = 0.0
 
 
 def prompts_of(engine: LLM) -> dict[str, tuple[int, ...]]:
@@ -197,6 +204,21 @@ def test_constrained_requests_equal_those_run_alone(checkpoints, expected, way, 
     assert_idle(engine)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("way", mostly_slow(WAYS, "guessing amid preemption"))
+def test_masks_beside_the_steps_change_no_token(checkpoints, expected, way, ahead):
+    engine = load(checkpoints["tiny"], BesideCore, **WAYS[way], async_scheduling=ahead)
+    prompts = prompts_of(engine)
+    if "max_drafts" in WAYS[way]:
+        engine.core.drafter = OracleDrafter(expected, {k: len(p) for k, p in prompts.items()})
+    for key, prompt in prompts.items():
+        engine.core.add(request(key, prompt, params_of(key)))
+    updates = drain(engine)
+    assert {key: output_of(updates[key])[0] for key in prompts} == expected
+    assert engine.core.num_waits[NotAhead.GRAMMAR] > 0 or not ahead
+    assert_idle(engine)
+
+
 def test_constrained_requests_are_launched_ahead(checkpoints, expected):
     engine = load(checkpoints["tiny"], **ROOM, async_scheduling=True)
     prompts = prompts_of(engine)
@@ -218,6 +240,7 @@ def test_constrained_requests_equal_single_ones_in_random_pools(checkpoints, exp
     block_size = rng.choice([1, 2, 3, 4, 8])
     engine = load(
         checkpoints["tiny"],
+        rng.choice([EngineCore, BesideCore]),
         block_size=block_size,
         num_blocks=-(-90 // block_size) + rng.choice([0, 1, 3, 10]),
         max_num_seqs=rng.choice([2, 4, 8]),

@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -30,6 +30,7 @@ from baton.engine.core.request_check import RequestCheck, check_grammar
 from baton.engine.core.updates import updates_of
 from baton.engine.executor.cache.swap_costs import CostMeter
 from baton.engine.executor.device_stream import DeviceStream, stream_of
+from baton.engine.executor.grammar.masks import SLOW_MASK_S
 from baton.engine.executor.models.cuda_graphs import NO_GRAPHS, Graphs
 from baton.engine.executor.pooler import PoolingHead
 from baton.engine.executor.runner import Head, Launched, ModelRunner, StepMemoryError
@@ -81,7 +82,11 @@ class EngineCore:
         runner: computes its steps.
         drafter: proposes drafts of its sequences.
         num_waits: steps after which none was launched ahead, by reason.
+        slow_mask_s: CPU seconds of a grammar's mask from which the sequence's next one is computed
+            beside the steps.
     """
+
+    slow_mask_s: ClassVar = SLOW_MASK_S
 
     def __init__(
         self, config: EngineConfig, loaded: LoadedModel, stream: DeviceStream | None = None
@@ -107,7 +112,7 @@ class EngineCore:
         batch_slots = self.scheduler.batch_slots
         head: Head
         if loaded.pooler is None:
-            head = TokenHead(sampler, info.vocab_size, batch_slots, stream)
+            head = TokenHead(sampler, info.vocab_size, batch_slots, stream, self.slow_mask_s)
         else:
             head = PoolingHead(loaded.pooler, stream)
         self.runner = ModelRunner(
@@ -379,12 +384,15 @@ class EngineCore:
         if not self._is_async:
             return None
         # A step after one without a result has none.
-        ahead = NotAhead.FAILURE if self._has_failed else self.scheduler.schedule_ahead(plan)
+        ahead = NotAhead.FAILURE if self._has_failed else self._plan_ahead(plan, launched)
         if isinstance(ahead, NotAhead):
             self.num_waits[ahead] += 1
             return None
         on_planned()
         return ahead, self.runner.launch(ahead, launched)
+
+    def _plan_ahead(self, plan: StepPlan, launched: Launched) -> StepPlan | NotAhead:
+        return NotAhead.GRAMMAR if launched.has_late else self.scheduler.schedule_ahead(plan)
 
     def _draft(self) -> None:
         """Proposes draft tokens for the sequences that speculate."""

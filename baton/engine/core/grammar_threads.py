@@ -5,9 +5,9 @@ from typing import Final
 
 from baton.engine.core.commands import Command, CompileGrammar
 from baton.engine.core.engine_core import EngineCore
-from baton.engine.core.fair_threads import FairThreads, Task
 from baton.engine.core.reports import Report
 from baton.errors import OverloadedError
+from baton.fairness.fair_threads import FairThreads, Task
 
 # As many as trials at once; a tenant has all but one.
 _NUM_THREADS: Final = 3

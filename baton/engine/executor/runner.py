@@ -200,14 +200,19 @@ class Launched:
     """Step that is launched on the device, without waiting for its tokens.
 
     If its choice of tokens reads earlier ones on the host, only the forward is, until `choose`.
+
+    Attributes:
+        has_late: some of its rows choose no token, as in `StepResult`; known after `choose`.
     """
 
     def __init__(
         self,
         launch: Launch[_Computed],
         result: Callable[[_Computed], StepResult],
-        choice: Callable[[Launch[_Computed]], Launch[_Computed]] | None,
+        choice: Callable[[Launch[_Computed]], tuple[Launch[_Computed], bool]] | None,
     ) -> None:
+        """`choice` launches the choice after the forward, and returns `has_late`."""
+        self.has_late = False
         self._launch = launch
         self._result = result
         self._choice = choice
@@ -215,7 +220,8 @@ class Launched:
     def choose(self) -> None:
         """Launches the choice of tokens, once those of the step before are applied. Idempotent."""
         if self._choice is not None:
-            self._launch, self._choice = self._choice(self._launch), None
+            self._launch, self.has_late = self._choice(self._launch)
+            self._choice = None
 
     @property
     def failure(self) -> str | None:
@@ -300,9 +306,12 @@ class ModelRunner:
         choice = partial(self._launch_choice, plan) if chooses_later else None
         return Launched(self._stream.launch(compute), partial(self._result, plan), choice)
 
-    def _launch_choice(self, plan: StepPlan, forward: Launch[_Computed]) -> Launch[_Computed]:
+    def _launch_choice(
+        self, plan: StepPlan, forward: Launch[_Computed]
+    ) -> tuple[Launch[_Computed], bool]:
         allowed = self.head.allowed(plan)
-        return self._stream.launch(partial(self._choose_later, plan, forward, allowed))
+        launch = self._stream.launch(partial(self._choose_later, plan, forward, allowed))
+        return launch, allowed is not None and bool(allowed.late)
 
     @torch.inference_mode()
     def _choose_later(

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from baton.engine.executor.device_stream import DeviceStream
-from baton.engine.executor.grammar.masks import Allowed, GrammarMasks
+from baton.engine.executor.grammar.masks import SLOW_MASK_S, Allowed, GrammarMasks
 from baton.engine.executor.sampling.sampler import Choice, DeviceScores, Sampler, Scores, score
 from baton.engine.scheduler.plan import (
     ALL_FINITE,
@@ -28,6 +28,7 @@ class Chosen:
     Attributes:
         token_ids: `[num_rows]` on the device, for the step after; None if the step chooses none.
         has_grammar: whether a grammar restricted any of the tokens.
+        late: rows that choose no token, as in `StepResult`.
         beams: candidates, scores and, if requested, log-probabilities, `[num_rows, k]` each.
         scores: of prompt tokens, by the index of their chunk.
         peaks: `[num_rows]`, the largest logit of each of the step's rows; NaN if any of them is.
@@ -36,6 +37,7 @@ class Chosen:
     token_ids: torch.Tensor | None = None
     choice: Choice | None = None
     has_grammar: bool = False
+    late: frozenset[int] = frozenset()
     beams: tuple[torch.Tensor, ...] = ()
     scores: tuple[tuple[int, DeviceScores], ...] = ()
     peaks: torch.Tensor | None = None
@@ -50,9 +52,11 @@ class TokenHead:
         vocab_size: int,
         batch_slots: BatchSlots[Sequence],
         stream: DeviceStream,
+        slow_mask_s: float = SLOW_MASK_S,
     ) -> None:
+        """`slow_mask_s`: CPU seconds from which a mask is slow, as in `GrammarMasks`."""
         self.sampler = sampler
-        self._grammars = GrammarMasks(len(batch_slots.owners), vocab_size)
+        self._grammars = GrammarMasks(len(batch_slots.owners), vocab_size, slow_mask_s)
         self._token_ids = batch_slots.token_ids
         self._to_host = stream.to_host
 
@@ -84,10 +88,12 @@ class TokenHead:
                 plan.sample_indices,
                 plan.sample_lengths,
                 self._token_ids,
-                allowed,
+                None if allowed is None else (allowed.rows, allowed.masks),
             )
             copied = choice.copied(self._to_host)
-            chosen = Chosen(choice.token_ids, copied, has_grammar=allowed is not None)
+            chosen = Chosen(choice.token_ids, copied)
+            if allowed is not None:
+                chosen = replace(chosen, has_grammar=True, late=allowed.late)
         if num_beams:
             beams = self._beam_candidates(plan, logits[num_sampled:first_scored])
             chosen = replace(chosen, beams=tuple(map(self._to_host, beams)))
@@ -131,7 +137,11 @@ class TokenHead:
             endings: dict[int, str | None] = {}
             if chosen.has_grammar:
                 endings = self._grammars.accept(
-                    plan.sample_slots, plan.sample_lengths, self._token_ids, sampled.token_ids
+                    plan.sample_slots,
+                    plan.sample_lengths,
+                    self._token_ids,
+                    sampled.token_ids,
+                    chosen.late,
                 )
             result = StepResult(
                 sampled.token_ids,
@@ -139,6 +149,7 @@ class TokenHead:
                 sampled.top_ids,
                 sampled.top_logprobs,
                 endings=endings,
+                late=chosen.late,
             )
         if chosen.beams:
             token_ids, scores, *logprobs = (beams.numpy() for beams in chosen.beams)

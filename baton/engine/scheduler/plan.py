@@ -144,8 +144,8 @@ class NotAhead(StrEnum):
     is due. `BLOCKS`: a sequence lacks blocks, so that another may be preempted. `BUDGET`: not
     all sequences fit the step, so that they are ordered by rank. `POLICY`: prompts come before
     decodes. `SUSPENSION`: a sequence is to be suspended between two steps. `FAILURE`: the step
-    before has no result, or a sequence that it computes starts again. `NOTHING`: nothing is left to
-    compute.
+    before has no result, or a sequence that it computes starts again. `GRAMMAR`: a sequence that it
+    computes has no token yet. `NOTHING`: nothing is left to compute.
     """
 
     FORK = "fork"
@@ -157,6 +157,7 @@ class NotAhead(StrEnum):
     POLICY = "policy"
     SUSPENSION = "suspension"
     FAILURE = "failure"
+    GRAMMAR = "grammar"
     NOTHING = "nothing"
 
 
@@ -203,6 +204,8 @@ class StepResult:
         beam_logprobs: log-probabilities of the same candidates before all processors, if requested.
         endings: rows whose token ends a sequence because of its grammar: it is complete (None), or
             it allows no further token (the reason).
+        late: rows without a token, since what it may be is not known yet: their last token is
+            computed again.
         prompt_logprobs: per scored range of the plan, its prompt tokens' in order.
         pooled: by index of the plan's ranges, what they add to the pooled outputs, `[width]`.
         non_finite: rows from which no token was to be chosen.
@@ -216,6 +219,7 @@ class StepResult:
     beam_scores: npt.NDArray[np.float32] | None = None
     beam_logprobs: npt.NDArray[np.float32] | None = None
     endings: dict[int, str | None] = field(default_factory=dict)
+    late: frozenset[int] = frozenset()
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     pooled: Mapping[int, Float32Array] = field(default_factory=dict)
     non_finite: NonFinite = ALL_FINITE

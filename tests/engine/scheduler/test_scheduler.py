@@ -223,6 +223,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.note(plan)
 
     @rule(data=st.data())
+    def step_without_tokens(self, data: st.DataObject) -> None:
+        """Some decodes have no token yet, and are computed again."""
+
+        def choose(decodes: list[range]) -> list[range]:
+            late = data.draw(st.lists(st.sampled_from(decodes), unique=True)) if decodes else []
+            if late:
+                event("a token was late")
+            return late
+
+        self.note(self.harness.step_without(choose))
+
+    @rule(data=st.data())
     def steps_ahead(self, data: st.DataObject) -> None:
         """Steps that are planned before the ones before them are applied, amid commands."""
 

@@ -6,7 +6,7 @@ checked for all that must always hold.
 
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from zlib import crc32
 
@@ -339,6 +339,20 @@ class Harness:
     def step(self) -> StepPlan:
         plan = self.schedule()
         self.apply(plan, self.runner.run(plan))
+        return plan
+
+    def step_without(self, choose: Callable[[list[range]], SequenceOf[range]]) -> StepPlan:
+        """A step in which decodes have no token yet. `choose`: of their rows, those of such."""
+        plan = self.schedule()
+        result = self.runner.run(plan)
+        decodes = [range(row, row + 1) for row in range(len(plan.decode_slots))]
+        for chunk in plan.chunks:
+            is_decode = chunk.end - chunk.num_drafts == chunk.start + 1
+            if is_decode and chunk.num_samples == 1 and chunk.sequence.num_output_tokens:
+                decodes.append(range(chunk.first_row, chunk.first_row + chunk.num_drafts + 1))
+        late = frozenset(row for rows in choose(decodes) for row in rows)
+        endings = {row: why for row, why in result.endings.items() if row not in late}
+        self.apply(plan, replace(result, late=late, endings=endings))
         return plan
 
     def step_ahead(

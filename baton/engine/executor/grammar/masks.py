@@ -1,31 +1,38 @@
 """Grammar bitmasks of a step: the tokens allowed for each sequence with a grammar."""
 
 from collections.abc import Iterator
-from typing import Protocol, cast
+from dataclasses import dataclass
+from typing import Final, Protocol, cast
 
 import numpy as np
-import numpy.typing as npt
 
+from baton.engine.executor.grammar.mask_jobs import (
+    Mask,
+    MaskJob,
+    MaskThreads,
+    State,
+    wait_for_any,
+)
 from baton.engine.scheduler.sequences.batch_slots import Int64Array, TokenArray
 from baton.engine.scheduler.sequences.sequence import Request
 
-Mask = npt.NDArray[np.int32]
-Allowed = tuple[Int64Array, Mask]
-"""Rows with a grammar, and the bitmask of the tokens that it allows for each."""
+SLOW_MASK_S: Final = 0.5e-3
+"""CPU seconds of a sequence's last masks from which its next ones are computed beside the steps."""
 
 
-class State(Protocol):
-    """Position of a sequence in its grammar."""
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Tokens that grammars allow in a step.
 
-    @property
-    def failure(self) -> str | None: ...
+    Attributes:
+        rows: ascending, those with a grammar.
+        masks: `[len(rows), num_words]`, bitmasks of their tokens; unused for late rows.
+        late: rows whose mask is still being computed: they choose no token in this step.
+    """
 
-    @property
-    def is_finished(self) -> bool: ...
-
-    def accept(self, token_id: int) -> bool: ...
-
-    def fill_masks(self, drafts: list[int], rows: Mask) -> int: ...
+    rows: Int64Array
+    masks: Mask
+    late: frozenset[int]
 
 
 class Startable(Protocol):
@@ -36,12 +43,21 @@ class Startable(Protocol):
 
 class GrammarMasks:
     """Grammar states of all batch slots. A state catches up with the tokens when a mask is due, so
-    preemption, forks and rejected drafts need no notification."""
+    preemption, forks and rejected drafts need no notification.
 
-    def __init__(self, num_batch_slots: int, vocab_size: int) -> None:
+    A sequence whose last mask was slow has the next one computed beside the steps, which go on
+    without it: it takes part again once the mask is there.
+    """
+
+    def __init__(self, num_batch_slots: int, vocab_size: int, slow_s: float) -> None:
+        """`slow_s`: CPU seconds from which a mask is slow."""
         self._num_words = -(-vocab_size // 32)
+        self._slow_s = slow_s
         self._grammars: list[Startable | None] = [None] * num_batch_slots
+        self._tenants = [""] * num_batch_slots
         self._states: list[State | None] = [None] * num_batch_slots
+        self._jobs: list[MaskJob | None] = [None] * num_batch_slots
+        self._threads = MaskThreads(num_batch_slots)
         self._num_prompt_tokens = [0] * num_batch_slots
         self._num_accepted = [0] * num_batch_slots
         self._has_grammar = np.zeros(num_batch_slots, np.bool_)
@@ -50,7 +66,8 @@ class GrammarMasks:
         """Sets the grammar of a slot that a sequence of the request acquires; the grammar applies
         to the output after the prompt."""
         self._grammars[batch_slot] = cast("Startable | None", request.grammar)
-        self._states[batch_slot] = None
+        self._tenants[batch_slot] = request.spec.tenant
+        self._states[batch_slot] = self._jobs[batch_slot] = None
         self._num_prompt_tokens[batch_slot] = request.spec.num_prompt_tokens
         self._has_grammar[batch_slot] = request.grammar is not None
 
@@ -61,7 +78,8 @@ class GrammarMasks:
     def fill(
         self, batch_slots: Int64Array, lengths: Int64Array, token_ids: TokenArray
     ) -> Allowed | None:
-        """Returns the rows with a grammar and their bitmasks; None if no row has one.
+        """Returns the rows with a grammar and their bitmasks; None if no row has one. Waits for a
+        mask if all rows are late.
 
         Args:
             batch_slots, lengths: `[num_rows]`, as in `Sampler.choose`; the rows of a slot with
@@ -71,9 +89,18 @@ class GrammarMasks:
         if not len(under):
             return None
         masks = np.zeros((len(under), self._num_words), np.int32)
-        for batch_slot, part in _runs(batch_slots[under]):
-            self._fill_slot(batch_slot, lengths[under[part]], token_ids[batch_slot], masks[part])
-        return under, masks
+
+        def is_late(run: tuple[int, slice]) -> bool:
+            batch_slot, part = run
+            rows = lengths[under[part]]
+            return not self._fill_slot(batch_slot, rows, token_ids[batch_slot], masks[part])
+
+        late = [run for run in _runs(batch_slots[under]) if is_late(run)]
+        if late and sum(part.stop - part.start for _, part in late) == len(batch_slots):
+            wait_for_any(job for slot, _ in late if (job := self._jobs[slot]) is not None)
+            late = [run for run in late if is_late(run)]
+        late_rows = frozenset(row for _, part in late for row in under[part].tolist())
+        return Allowed(under, masks, late_rows)
 
     def accept(
         self,
@@ -81,15 +108,19 @@ class GrammarMasks:
         lengths: Int64Array,
         token_ids: TokenArray,
         chosen: Int64Array,
+        late: frozenset[int] = frozenset(),
     ) -> dict[int, str | None]:
         """Accepts the tokens chosen after `fill`. Returns the rows at which a sequence ends: None
         if its grammar is matched completely, or the reason for which it cannot continue.
 
         Args:
             chosen: `[num_rows]`.
+            late: rows that chose none.
         """
         endings: dict[int, str | None] = {}
         under = np.flatnonzero(self._has_grammar[batch_slots])
+        if late:
+            under = under[~np.isin(under, list(late))]
         for batch_slot, part in _runs(batch_slots[under]):
             rows = under[part].tolist()
             if len(rows) > 1 and lengths[rows[0]] == lengths[rows[1]]:
@@ -123,15 +154,48 @@ class GrammarMasks:
 
     def _fill_slot(
         self, batch_slot: int, lengths: Int64Array, tokens: TokenArray, masks: Mask
-    ) -> None:
-        state = self._state_at(batch_slot, int(lengths[0]), tokens)
-        drafts = tokens[lengths[0] : lengths[-1]].tolist()
-        num_filled = state.fill_masks(drafts, masks[: len(drafts) + 1])
+    ) -> bool:
+        """Fills the masks of a slot's rows. Returns False if they are late."""
+        length, drafts = int(lengths[0]), tokens[lengths[0] : lengths[-1]].tolist()
+        job = self._jobs[batch_slot] or self._slow_job(batch_slot, length, tokens, drafts)
+        if job is not None and not job.done.done():
+            return False
+        num_filled = 0 if job is None else self._take(batch_slot, job, length, drafts, masks)
+        if not num_filled:
+            state = self._state_at(batch_slot, length, tokens)
+            num_filled = state.fill_masks(drafts, masks[: len(drafts) + 1])
         if drafts:
             # Rows after a draft that the grammar forbids are not used, so any mask will do.
             masks[num_filled:] = -1
         else:
             masks[1:] = masks[0]  # sequences that fork here
+        return True
+
+    def _slow_job(
+        self, batch_slot: int, length: int, tokens: TokenArray, drafts: list[int]
+    ) -> MaskJob | None:
+        """Has the masks computed beside the steps if the last ones were slow; else returns None."""
+        state, accepted = self._states[batch_slot], self._num_accepted[batch_slot]
+        if state is None or state.mask_s < self._slow_s or accepted > length:
+            return None
+        masks = np.zeros((len(drafts) + 1, self._num_words), np.int32)
+        job = MaskJob(state, tokens[accepted:length].tolist(), length, drafts, masks)
+        self._states[batch_slot], self._jobs[batch_slot] = None, job
+        self._threads.submit(job, self._tenants[batch_slot])
+        return job
+
+    def _take(
+        self, batch_slot: int, job: MaskJob, length: int, drafts: list[int], masks: Mask
+    ) -> int:
+        """Takes the state of a job that is done, and its masks if they are those that are due.
+        Returns how many it has filled. Raises the error of a job that failed."""
+        num_filled = job.done.result()
+        self._jobs[batch_slot] = None
+        self._states[batch_slot], self._num_accepted[batch_slot] = job.state, job.length
+        if (job.length, job.drafts) != (length, drafts):  # a drafter may propose others
+            return 0
+        masks[: len(drafts) + 1] = job.masks
+        return num_filled
 
     def _state_at(self, batch_slot: int, length: int, tokens: TokenArray) -> State:
         """Returns the slot's state after its first `length` tokens."""

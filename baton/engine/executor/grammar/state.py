@@ -139,11 +139,13 @@ class GrammarState:
     Attributes:
         failure: reason for which the sequence has to end with an error, else None: the grammar
             allows no token, one token takes too much CPU time, or the budget is spent.
+        mask_s: CPU seconds of its last masks.
         token_ids: the accepted tokens, without the ends.
     """
 
     def __init__(self, compiled: CompiledGrammar, budget: GrammarBudget) -> None:
         self.failure: str | None = None
+        self.mask_s = 0.0
         self._compiled = compiled
         self._budget = budget
         self._vocabulary = compiled.vocabulary
@@ -179,6 +181,7 @@ class GrammarState:
         Returns the number of rows filled: one more than the number of allowed drafts.
         """
         assert len(rows) == len(draft_token_ids) + 1
+        self.mask_s = 0.0
         self.fill_mask(rows[0])
         if self.failure is not None:
             return 1
@@ -203,7 +206,9 @@ class GrammarState:
         while not self._has_failed() and not self.is_finished:
             began_s = time.thread_time()
             self._vocabulary.fill(self._matcher, row)
-            self._charge(time.thread_time() - began_s)
+            took_s = time.thread_time() - began_s
+            self.mask_s += took_s
+            self._charge(took_s)
             if self.failure is not None:
                 break
             if not self._matcher.is_error():

@@ -41,8 +41,10 @@ class OutputProcessor:
     def apply_decodes(self, plan: StepPlan, result: StepResult) -> DecodeProgress:
         columns, batch_slots = self._batch_slots, plan.decode_slots
         rows = columns.is_decoding[batch_slots].nonzero()[0]
+        if result.late:
+            rows = rows[~np.isin(rows, list(result.late))]
         tokens, ends = result.token_ids[: len(batch_slots)], plan.decode_starts + 1
-        if len(rows) < len(batch_slots):  # some have ended since the plan was made
+        if len(rows) < len(batch_slots):  # some have ended since the plan was made, or are late
             batch_slots, tokens, ends = batch_slots[rows], tokens[rows], ends[rows]
         lengths = ends + 1
         columns.token_ids[batch_slots, ends] = tokens
@@ -91,7 +93,10 @@ class OutputProcessor:
         sequence = chunk.sequence
         num_drafts, num_accepted = chunk.num_drafts, 0
         tokens = result.token_ids[chunk.first_row : chunk.first_row + num_drafts + 1].tolist()
-        if num_drafts:
+        is_late = chunk.num_samples > 0 and chunk.first_row in result.late
+        if is_late:
+            sequence.num_computed_tokens = chunk.end - num_drafts - 1
+        elif num_drafts:
             num_accepted = chunk.num_accepted(result.token_ids)
             self.num_accepted_tokens += num_accepted
             tokens = tokens[: num_accepted + 1]
@@ -104,7 +109,7 @@ class OutputProcessor:
         scores, pooled = result.prompt_logprobs.get(index, ()), result.pooled.get(index)
         if scores or pooled is not None:
             sequence.num_scored = max(sequence.num_scored, chunk.scored.stop)
-        if chunk.num_samples == 0:
+        if chunk.num_samples == 0 or is_late:
             return [self._progress(sequence, (), scores=scores, pooled=pooled)]
         children = self._fork(sequence, chunk.num_samples - 1)
         progress = [self._append(sequence, tokens, chunk.first_row, result, scores, pooled)]

@@ -3,7 +3,7 @@
 import threading
 from contextlib import contextmanager
 
-from baton.engine.core.fair_threads import FairThreads, Task
+from baton.fairness.fair_threads import FairThreads, Task
 from tests.support.waiting import wait_until
 
 
