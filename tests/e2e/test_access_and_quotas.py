@@ -124,7 +124,9 @@ def invoke(cluster: SecondRouter, *command: str, **variables: str) -> Result:
 
 
 @pytest.mark.parametrize("is_variable", [False, True], ids=["flag", "variable"])
-@pytest.mark.parametrize("command", [("explain", "def"), ("top", "--once"), ("flush", "def")])
+@pytest.mark.parametrize(
+    "command", [("explain", "def"), ("top", "--once"), ("flush", "def"), ("flush",)], ids=" ".join
+)
 def test_operators_commands_take_a_token(guarded, tenant_files, command, is_variable):
     token = tenant_files.tokens["free"]
     flag = () if is_variable else ("--token", token)
