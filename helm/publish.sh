@@ -11,6 +11,7 @@
 #   GPG_PASSPHRASE_FILE   a file with its passphrase; unset: it has none
 #   CONTAINER             docker, or podman
 #   HELM                  helm
+#   RUNBOOK_URL           the address of the page that alerts lead to; unset: none
 set -eu
 
 usage() {
@@ -52,6 +53,7 @@ set_value() { # BEGINNING VALUE: fills in the empty string after the beginning o
   sed -i "s|^\($1\)\"\"|\1\"$2\"|" "$values"
 }
 set_value "  registry: " "$registry"
+set_value "  runbookUrl: " "${RUNBOOK_URL-}"
 for image in router worker; do
   digest=$(push_image "$image")
   case $digest in

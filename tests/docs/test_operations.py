@@ -53,7 +53,7 @@ def test_alerts_have_a_section_each_and_link_to_it():
     ]
     for rule in alerts:
         anchor = rule["alert"].lower()  # as it is made of a heading
-        assert rule["annotations"]["runbook_url"] == f"docs/operations.md#{anchor}"
+        assert rule["annotations"]["runbook"] == f"docs/operations.md#{anchor}"
 
 
 def test_operations_page_has_no_broken_link():

@@ -118,6 +118,22 @@ def test_pod_monitors_relabel_targets_and_metrics():
         assert endpoint["metricRelabelings"] == monitoring["metricRelabelings"]
 
 
+def annotations_of_alerts(**monitoring):
+    (rules,) = of_kind(render({"monitoring": {"rules": True, **monitoring}}), "PrometheusRule")
+    found = [rule for group in rules["spec"]["groups"] for rule in group["rules"]]
+    return {rule["alert"]: rule["annotations"] for rule in found if "alert" in rule}
+
+
+def test_alerts_lead_to_the_page_that_operators_serve():
+    page = "https://docs.example/baton/operations.html"
+    for alert, annotations in annotations_of_alerts(runbookUrl=page).items():
+        assert annotations["runbook_url"] == f"{page}#{alert.lower()}"
+        assert "runbook" not in annotations
+    for alert, annotations in annotations_of_alerts().items():
+        assert annotations["runbook"] == f"docs/operations.md#{alert.lower()}"
+        assert "runbook_url" not in annotations
+
+
 def test_redis_exporter_is_read_by_scrapers_alone():
     redis = {"existingSecret": "pw", "exporter": {"image": "registry.example/exporter:1"}}
     objects = render({"redis": redis})

@@ -228,6 +228,10 @@ WRONG = {
         "/decode/deviceClaims/0",
     ),
     "a GPU of no name": ({"decode": {"gpus": 1, "gpuResource": ""}}, "decode.gpuResource"),
+    "a runbook without a host": (
+        {"monitoring": {"runbookUrl": "docs/operations.md"}},
+        "/monitoring/runbookUrl",
+    ),
     "a relabeling of no action": (
         {"monitoring": {"relabelings": [{"action": "rename"}]}},
         "/monitoring/relabelings/0/action",

@@ -167,7 +167,11 @@ def test_publish_reads_digests_that_docker_tells(tmp_path: Path) -> None:
         (tmp_path / name).chmod(0o755)
     done = subprocess.run(
         [ROOT / "helm" / "publish.sh", "registry.example/llm"],
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "GPG_KEY": "releases"},
+        env={
+            "PATH": f"{tmp_path}:/usr/bin:/bin",
+            "GPG_KEY": "releases",
+            "RUNBOOK_URL": "https://docs.example/operations.html",
+        },
         capture_output=True,
         text=True,
         timeout=60,
@@ -176,7 +180,9 @@ def test_publish_reads_digests_that_docker_tells(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     images = [f"registry.example/llm/baton-{name}:{VERSION}" for name in ("router", "worker")]
     assert (tmp_path / "pushed").read_text().split() == images
-    image = yaml.safe_load((tmp_path / "values.yaml").read_text())["image"]
+    values = yaml.safe_load((tmp_path / "values.yaml").read_text())
+    image = values["image"]
     assert [image[name]["digest"] for name in ("router", "worker")] == [digest, digest]
+    assert values["monitoring"]["runbookUrl"] == "https://docs.example/operations.html"
     assert "--sign --key releases" in (tmp_path / "told").read_text()
     assert "oci://registry.example/llm/charts\n" in (tmp_path / "told").read_text()
