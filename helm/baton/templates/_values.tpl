@@ -148,16 +148,7 @@ true
 {{- if lt ($worker.drainSeconds | int64) ($kv.leaseSeconds | int64) -}}
 {{- fail (printf "%s.drainSeconds: %v would end a worker that still keeps blocks for another one; it must be no less than kv.leaseSeconds (%v)" .component $worker.drainSeconds $kv.leaseSeconds) -}}
 {{- end -}}
-{{- if and (not $worker.gpus) (dig "limits" "memory" "" $worker.resources) -}}
-{{- $limit := include "baton.bytes" $worker.resources.limits.memory | int64 -}}
-{{- $swap := include "baton.plain" ($worker.settings.swap_bytes | default 0) | int64 -}}
-{{- $pool := include "baton.bytes" $worker.kvCacheSize | int64 -}}
-{{- $shared := 0 -}}
-{{- with $worker.sharedMemory -}}{{- $shared = include "baton.bytes" . | int64 -}}{{- end -}}
-{{- if lt $limit (add $pool $swap $shared 1073741824) -}}
-{{- fail (printf "%s.resources.limits.memory: %s does not hold kvCacheSize (%s), which counts as the worker's memory, settings.swap_bytes, sharedMemory and 1Gi of its process; the weights come on top" .component $worker.resources.limits.memory $worker.kvCacheSize) -}}
-{{- end -}}
-{{- end -}}
+{{- include "baton.checkMemory" . -}}
 {{- if and $worker.autoscaling.enabled (gt ($worker.drainSeconds | int64) 1800) -}}
 {{- fail (printf "%s.drainSeconds: is %v; expected at most 1800 with %s.autoscaling, whose HorizontalPodAutoscaler removes one pod per drain and may wait no longer. Lower it, or set replicas by hand" .component $worker.drainSeconds .component) -}}
 {{- end -}}
