@@ -14,6 +14,8 @@ from baton_router.settings import RouterSettings
 from tests.support.repository import ROOT
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+TROUBLESHOOTING = (ROOT / "docs" / "guides" / "troubleshooting.md").read_text(encoding="utf-8")
+PAGES = pytest.mark.parametrize("page", [PAGE, TROUBLESHOOTING], ids=["operations", "symptoms"])
 RULES = ROOT / "helm" / "baton" / "rules" / "baton.yaml"
 
 SIZES = [
@@ -67,16 +69,18 @@ def test_operations_page_has_no_broken_link():
         assert path or anchor in anchors, target
 
 
-def test_operations_page_names_existing_options():
+@PAGES
+def test_operations_page_names_existing_options(page):
     known = {*RouterSettings.model_fields, *settings_class().model_fields}
     commands = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
-    for option in re.findall(r"--([a-z][a-z-]+)", PAGE):
+    for option in re.findall(r"--([a-z][a-z-]+)", page):
         assert option.replace("-", "_") in known or f"`--{option}`" in commands, option
 
 
-def test_operations_page_names_existing_metrics_and_files():
+@PAGES
+def test_operations_page_names_existing_metrics_and_files(page):
     metrics = (ROOT / "docs" / "telemetry.md").read_text(encoding="utf-8")
-    for metric in re.findall(r"`(baton_\w+)", PAGE):
+    for metric in re.findall(r"`(baton_\w+)", page):
         assert f"`{metric}`" in metrics, metric
-    for path in re.findall(r"`((?:tests|helm)/[\w/.]+)`", PAGE):
+    for path in re.findall(r"`((?:tests|helm)/[\w/.]+)`", page):
         assert (ROOT / path).exists(), path

@@ -1,9 +1,13 @@
 """Generated reference and navigation of the documentation site."""
 
+import inspect
 import re
+from typing import get_args
 
 import pytest
 
+from baton.errors import OverloadedError
+from baton_router.routing.admission.rate_limit import Kind
 from tests.support.repository import ROOT
 
 DOCS = ROOT / "docs"
@@ -29,6 +33,32 @@ def test_troubleshooting_has_every_alert():
     )
     rules = (ROOT / "helm/baton/rules/baton.yaml").read_text()
     assert headings == re.findall(r"- alert: (\w+)", rules)
+
+
+def symptoms() -> dict[str, str]:
+    """Returns the sections of the symptoms, by their headings."""
+    page = (DOCS / "guides/troubleshooting.md").read_text()
+    chapter = page.split("\n## Symptoms\n")[1].split("\n## ")[0]
+    return dict(part.split("\n", 1) for part in chapter.split("\n### ")[1:])
+
+
+def test_symptom_says_what_to_run_look_at_and_do():
+    assert len(symptoms()) == 7
+    for heading, text in symptoms().items():
+        steps = re.findall(r"^- \*\*(.+?)\*\*", text, re.MULTILINE)
+        assert steps == ["Run", "Look at", "Do"], heading
+
+
+def test_refusals_are_listed_by_every_reason_of_the_metric():
+    folders = ("baton/serving", "router/baton_router")
+    sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    pattern = re.compile(r'[( ]reason=f?"(\w+|\{kind\}\w+)"')
+    reasons = {reason for path in sources for reason in pattern.findall(path.read_text())}
+    kinds = {reason.format(kind=kind) for reason in reasons for kind in get_args(Kind)}
+    default = inspect.signature(OverloadedError).parameters["reason"].default
+    rows = re.findall(r"^\| (`\w+`.*?) \|", symptoms()["Clients get 429"], re.MULTILINE)
+    listed = set(re.findall(r"`(\w+)`", " ".join(rows))) - {"reason"}
+    assert listed == {*kinds, default}
 
 
 def test_metrics_reference_agrees_with_telemetry():
