@@ -182,6 +182,7 @@ class AdmissionQueue(Generic[T]):
             f"{waiting} requests wait at this router already, the most of them of tenant "
             f"{tenant!r}: its newest gives way to another tenant's",
             max(wait, _LEAST_RETRY_SECONDS),
+            reason="queue",
         )
         self._on_displaced(displaced, error)
 

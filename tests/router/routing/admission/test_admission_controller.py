@@ -333,6 +333,7 @@ async def test_full_queue_displaces_newest_of_largest_tenant():
     refused = [each for each in outcomes if each is not None]
     assert {type(each) for each in refused} == {OverloadedError}
     assert all(each.retry_after > 0 for each in refused)
+    assert {each.reason for each in refused} == {"queue"}
     displaced = [str(each) for each in refused if "gives way" in str(each)]
     assert len(displaced) == 5
     assert "10 requests wait" in displaced[0]
