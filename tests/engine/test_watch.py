@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,9 +11,11 @@ import pytest
 
 from baton.engine.client import EngineClient
 from baton.engine.config import EngineConfig
-from baton.engine.core.engine_core import EngineCore
+from baton.engine.core.assembly import LoadedModel
+from baton.engine.core.engine_core import EngineCore, OnPlanned
 from baton.engine.core.engine_thread import EngineThread
 from baton.engine.core.process.engine_process import EngineProcess
+from baton.engine.outputs import StepOutput
 from baton.engine.request import EngineRequest, KvSource
 from baton.engine.watch import watch_engine
 from baton.errors import InternalError
@@ -56,6 +59,33 @@ async def test_engine_that_stands_still_with_work_is_ended(load):
         with pytest.raises(InternalError, match="has failed"):
             engine.open(REQUEST)
     assert core.child.exit_code == -signal.SIGKILL
+
+
+class HangingCore(EngineCore):
+    """Its steps wait from the third on until they may go on, as for a driver."""
+
+    def __init__(self, config: EngineConfig, loaded: LoadedModel) -> None:
+        super().__init__(config, loaded)
+        self.may_go_on = threading.Event()
+        self._num_steps = 0
+
+    def step(self, on_planned: OnPlanned = lambda: None) -> StepOutput:
+        self._num_steps += 1
+        if self._num_steps > 2:
+            self.may_go_on.wait(60.0)
+        return super().step(on_planned)
+
+
+async def test_engine_thread_that_hangs_beside_a_busy_server_is_ended():
+    core = HangingCore.from_pretrained(str(locate("tiny")), CONFIG)
+    async with watched(EngineThread(core)) as engine:
+        with engine.open(REQUEST) as stream:
+            await anext(stream.updates())
+            reading = asyncio.create_task(read(stream))
+            await until(reading.done)  # which takes CPU time of this process
+            with pytest.raises(InternalError, match="failed while this request"):
+                await reading
+    core.may_go_on.set()
 
 
 async def test_engine_that_waits_for_kv_is_not_ended(load):

@@ -47,7 +47,8 @@ class CoreHandle(Protocol):
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time that the process in which the engine steps has used, in steps of 10 ms."""
+        """CPU time that the process or thread in which the engine steps has used, in steps of 10
+        ms; where threads are not told apart, that of this process."""
         ...
 
     def kill(self, reason: str) -> None:

@@ -52,6 +52,11 @@ class EngineLoop:
         self._grammars = GrammarThreads(core, self._execute, report)
         self.reading = core.reading()
 
+    @property
+    def native_id(self) -> int | None:
+        """The system's id of its thread; None before `start`."""
+        return self._thread.native_id
+
     def start(self) -> None:
         self._thread.start()
 

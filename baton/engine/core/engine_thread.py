@@ -6,6 +6,7 @@ import time
 
 from baton.engine.core.commands import Command
 from baton.engine.core.core_handle import OnReport
+from baton.engine.core.cpu_time import cpu_seconds_of
 from baton.engine.core.engine_core import EngineCore
 from baton.engine.core.engine_loop import EngineLoop
 from baton.engine.core.reports import EngineReading, Failed, Report
@@ -48,7 +49,8 @@ class EngineThread:
 
     @property
     def cpu_seconds(self) -> float:
-        return time.process_time()
+        used = cpu_seconds_of(f"/proc/self/task/{self._engine_loop.native_id}")
+        return time.process_time() if used is None else used
 
     def kill(self, reason: str) -> None:
         # A thread cannot be ended; as a daemon it ends with this process.

@@ -13,10 +13,10 @@ import socket
 import sys
 import traceback
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from setproctitle import setproctitle
 
+from baton.engine.core.cpu_time import cpu_seconds_of
 from baton.engine.core.process import child
 
 _PR_SET_PDEATHSIG = 1
@@ -45,12 +45,7 @@ class EngineChild:
     @property
     def cpu_seconds(self) -> float:
         """CPU time that it has used, of all its threads; 0 once it is gone."""
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
-        except OSError:
-            return 0.0
-        fields = stat.rpartition(")")[2].split()  # from the third on; the second may have spaces
-        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds_of(f"/proc/{self.pid}") or 0.0
 
     def reap(self) -> None:
         """Waits for its end and sets `exit_code`."""
