@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from random import Random
 
-import numpy as np
 import pytest
 
 from baton.engine.core.engine_core import EngineCore
@@ -14,7 +13,7 @@ from baton.errors import NonFiniteError
 from tests.support.engine.deferred_stream import DeferredStream
 from tests.support.engine.engines import assert_idle, load_parts, request
 from tests.support.engine.kinds import KINDS, transcript
-from tests.support.engine.overflow import OVERFLOWING, save_overflowing
+from tests.support.engine.overflow import OVERFLOWING, BrokenDrafter, save_overflowing
 from tests.support.engine.prompts import random_prompt, sharing_prompts
 from tests.support.grids import nightly
 
@@ -29,13 +28,6 @@ WAYS = {
 FAMILIES = ("gpt_oss", "mixtral", "qwen3_moe", "gemma2", "gpt2", "deepseek_v3")
 # Of so many requests one has a copy that overflows.
 EACH_BROKEN = 6
-
-
-class BrokenDrafter:
-    """Drafts what overflows, and is always rejected."""
-
-    def propose(self, requests):
-        return [np.full(r.max_drafts, OVERFLOWING, np.int32) for r in requests]
 
 
 def without_overflow(prompt) -> tuple[int, ...]:

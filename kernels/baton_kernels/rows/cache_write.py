@@ -3,6 +3,10 @@
 A token's slot is `block * block_size + offset`. Block 0 is the null block: slots in it belong to
 padding rows, for which nothing is written. In an fp8 (e4m3) cache a number is stored divided by the
 scale of its KV head. `rotary` applies the rotary embedding and writes in one pass.
+
+Where V of a head is not finite, 0 is stored, and NaN in the head's K. So queries that see the token
+get NaN, and others nothing of it: attention leaves out hidden scores, while a hidden V has a weight
+of 0, which would make NaN of one that is not finite.
 """
 
 import functools
@@ -103,19 +107,37 @@ def slot_offset(slot, block_stride, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.const
 
 
 @triton.jit
-def write_heads(
-    row, cache, scales, slot, block_stride, head_stride, head,
-    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+def load_heads(
+    row, head, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Copies `BLOCK_HEADS` heads of one token, from `head` on, to its slot; `row` is its head 0."""
+    """Loads `BLOCK_HEADS` heads of one token, from `head` on, in float32; `row` is its head 0."""
     heads = head + tl.arange(0, BLOCK_HEADS)[:, None]
     columns = tl.arange(0, BLOCK_DIM)[None, :]
     inside = (heads < NUM_HEADS) & (columns < HEAD_DIM)
-    # Loaded before it is known whether the row is written, so that both loads run in parallel.
-    values = tl.load(row + heads * HEAD_DIM + columns, inside, 0.0).to(tl.float32)
+    return tl.load(row + heads * HEAD_DIM + columns, inside, 0.0).to(tl.float32)
+
+
+@triton.jit
+def finite_heads(values):
+    """Returns the heads with 0 for each number that is not finite, and which heads have such
+    numbers, `[BLOCK_HEADS, 1]`."""
+    is_finite = values - values == 0.0
+    is_broken = tl.min(is_finite.to(tl.int32), axis=1)[:, None] == 0
+    return tl.where(is_finite, values, 0.0), is_broken
+
+
+@triton.jit
+def write_heads(
+    values, cache, scales, slot, block_stride, head_stride, head,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
+    """Stores heads of one token, `[BLOCK_HEADS, BLOCK_DIM]` from `head` on, in its slot."""
+    heads = head + tl.arange(0, BLOCK_HEADS)[:, None]
+    columns = tl.arange(0, BLOCK_DIM)[None, :]
+    inside = (heads < num_written(slot, NUM_HEADS, BLOCK_SIZE)) & (columns < HEAD_DIM)
     place = cache + slot_offset(slot, block_stride, BLOCK_SIZE, HEAD_DIM)
-    inside &= heads < num_written(slot, NUM_HEADS, BLOCK_SIZE)
     store_scaled(place + heads * head_stride + columns, values, scales, heads, NUM_HEADS, inside)
 
 
@@ -132,14 +154,21 @@ def _write_kernel(
     wait_for_kernel_before(IS_DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS
+    # Loaded before it is known whether the row is written, so that all loads run in parallel.
     slot = tl.load(slots + token).to(tl.int64)
+    keys = load_heads(key + token * key_stride, head, NUM_HEADS, KEY_DIM, BLOCK_HEADS, BLOCK_KEY)
+    values, is_broken = finite_heads(
+        load_heads(
+            value + token * value_stride, head, NUM_HEADS, VALUE_DIM, BLOCK_HEADS, BLOCK_VALUE
+        )
+    )
     write_heads(
-        key + token * key_stride, key_cache, key_scales, slot, block_stride, head_stride,
-        head, NUM_HEADS, KEY_DIM, BLOCK_SIZE, BLOCK_HEADS, BLOCK_KEY,
+        tl.where(is_broken, float("nan"), keys), key_cache, key_scales, slot, block_stride,
+        head_stride, head, NUM_HEADS, KEY_DIM, BLOCK_SIZE, BLOCK_HEADS, BLOCK_KEY,
     )  # fmt: skip
     write_heads(
-        value + token * value_stride, value_cache, value_scales, slot, block_stride, head_stride,
-        head, NUM_HEADS, VALUE_DIM, BLOCK_SIZE, BLOCK_HEADS, BLOCK_VALUE,
+        values, value_cache, value_scales, slot, block_stride,
+        head_stride, head, NUM_HEADS, VALUE_DIM, BLOCK_SIZE, BLOCK_HEADS, BLOCK_VALUE,
     )  # fmt: skip
 
 
@@ -199,6 +228,9 @@ def reference_write_kv(
     places, block_size = slots.long(), cache.block_size
     is_real = places >= block_size
     blocks, offsets = places[is_real] // block_size, places[is_real] % block_size
+    is_finite = value.isfinite()
+    key = key.masked_fill(~is_finite.all(-1, keepdim=True), torch.nan)
+    value = value.masked_fill(~is_finite, 0.0)
     for rows, pool, scales in (
         (key, cache.key, cache.key_scales),
         (value, cache.value, cache.value_scales),

@@ -21,6 +21,8 @@ from baton_kernels.rows.cache_write import (
     HEADS_PER_PROGRAM,
     CacheBlocks,
     check_cache,
+    finite_heads,
+    load_heads,
     num_written,
     scales_of,
     slot_offset,
@@ -74,13 +76,15 @@ class HeadNorms:
 
 @triton.jit
 def _rotate_heads(
-    row, out, out_head_stride, scales, head, num_heads, num_stored, table, position, weight, eps,
+    row, out, out_head_stride, scales, head, num_heads, num_stored, is_broken,
+    table, position, weight, eps,
     HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, IS_ADJACENT: tl.constexpr,
     HAS_NORM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     BLOCK_PAIRS: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
     """Rotates `BLOCK_HEADS` heads of one token, from `head` on; `row` and `out` point to its head
-    0. Stores only heads below `num_stored`."""
+    0. Stores only heads below `num_stored`; what is rotated of those that `is_broken`,
+    `[BLOCK_HEADS, 1]`, as NaN; None: none is."""
     HALF: tl.constexpr = ROTARY_DIM // 2
     heads = head + tl.arange(0, BLOCK_HEADS)[:, None]
     pairs = tl.arange(0, BLOCK_PAIRS)[None, :]
@@ -104,9 +108,12 @@ def _rotate_heads(
     cos = tl.load(angles, is_pair, 0.0).to(tl.float32)
     sin = tl.load(angles + HALF, is_pair, 0.0).to(tl.float32)
     is_head &= heads < num_stored
+    x, y = x * cos - y * sin, y * cos + x * sin
+    if is_broken is not None:
+        x, y = tl.where(is_broken, float("nan"), x), tl.where(is_broken, float("nan"), y)
     end = out + heads * out_head_stride
-    store_scaled(end + first, x * cos - y * sin, scales, heads, num_heads, is_head & is_pair)
-    store_scaled(end + second, y * cos + x * sin, scales, heads, num_heads, is_head & is_pair)
+    store_scaled(end + first, x, scales, heads, num_heads, is_head & is_pair)
+    store_scaled(end + second, y, scales, heads, num_heads, is_head & is_pair)
     if ROTARY_DIM < HEAD_DIM:
         store_scaled(end + rest, z, scales, heads, num_heads, is_head & is_rest)
 
@@ -130,7 +137,7 @@ def _rotate_and_write_kernel(
     if program < NUM_QUERY_PROGRAMS:
         _rotate_heads(
             query + token * query_stride, query_out + token * query_out_stride, HEAD_DIM,
-            key_scales, program * BLOCK_HEADS, NUM_HEADS, NUM_HEADS,
+            key_scales, program * BLOCK_HEADS, NUM_HEADS, NUM_HEADS, None,
             table, position, query_norm, eps,
             HEAD_DIM, ROTARY_DIM, IS_ADJACENT, HAS_NORM, BLOCK_HEADS, BLOCK_PAIRS, BLOCK_REST,
         )  # fmt: skip
@@ -138,15 +145,21 @@ def _rotate_and_write_kernel(
         head = (program - NUM_QUERY_PROGRAMS) * BLOCK_HEADS
         slot = tl.load(slots + token).to(tl.int64)
         place = slot_offset(slot, block_stride, BLOCK_SIZE, HEAD_DIM)
+        values, is_broken = finite_heads(
+            load_heads(
+                value + token * value_stride, head, NUM_KV_HEADS, HEAD_DIM, BLOCK_HEADS, BLOCK_DIM
+            )
+        )
+        # Before K, so that registers do not hold both.
+        write_heads(
+            values, value_cache, value_scales, slot, block_stride, head_stride,
+            head, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_HEADS, BLOCK_DIM,
+        )  # fmt: skip
         _rotate_heads(
             key + token * key_stride, key_cache + place, head_stride, key_scales,
-            head, NUM_KV_HEADS, num_written(slot, NUM_KV_HEADS, BLOCK_SIZE),
+            head, NUM_KV_HEADS, num_written(slot, NUM_KV_HEADS, BLOCK_SIZE), is_broken,
             table, position, key_norm, eps,
             HEAD_DIM, ROTARY_DIM, IS_ADJACENT, HAS_NORM, BLOCK_HEADS, BLOCK_PAIRS, BLOCK_REST,
-        )  # fmt: skip
-        write_heads(
-            value + token * value_stride, value_cache, value_scales, slot, block_stride,
-            head_stride, head, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_HEADS, BLOCK_DIM,
         )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """K and V into the pool, with and without the rotary embedding, against float64."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from baton_kernels.rows.cache_write import CacheBlocks, reference_write_kv, writ
 from baton_kernels.rows.rotary import Rotation, reference_rotate, rotate_and_write
 from tests.support.kernels.cache_cases import Step, check_rotation, rotary_table, step_of
 from tests.support.kernels.comparison import FLOATS, FP8, assert_close, each_case, pairwise
+from tests.support.kernels.interpreter import IS_INTERPRETED
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 CASES = pairwise(
@@ -49,6 +51,53 @@ def test_write_kv_saturates_values_beyond_fp8() -> None:
     write_kv(new.key.sign() * 1e6, new.value, new.cache, new.slots)
     largest = 448 * new.cache.key_scales.double()[:, None]
     assert torch.equal(new.written()[0], new.key.sign().double() * largest)
+
+
+Write = Callable[[Step], object]
+
+
+def rotate(new: Step) -> None:
+    num_tokens, _, head_dim = new.key.shape
+    query, positions = torch.zeros(num_tokens, 4, head_dim), torch.zeros(num_tokens).int()
+    table = rotary_table(1, head_dim // 2)  # turns none at position 0
+    rotate_and_write(
+        query.to(new.key.dtype),
+        new.key,
+        new.value,
+        positions,
+        Rotation(table),
+        new.cache,
+        new.slots,
+    )
+
+
+WRITES: dict[str, Write] = {
+    "write_kv": lambda new: write_kv(new.key, new.value, new.cache, new.slots),
+    "reference": lambda new: reference_write_kv(new.key, new.value, new.cache, new.slots),
+    "rotate_and_write": rotate,
+}
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, FP8], ids=str)
+@pytest.mark.parametrize("name", WRITES)
+def test_cache_writes_break_keys_of_broken_values(name: str, cache_dtype: torch.dtype) -> None:
+    """So that attention, which leaves out hidden keys, leaves them out with their values."""
+    new = step(
+        CASES[0], num_tokens=2, num_kv_heads=10, key_dim=80, value_dim=80, dtype=torch.bfloat16,
+        cache_dtype=cache_dtype, layer=0,
+    )  # fmt: skip
+    whole = new.written_by(WRITES[name])
+    for head, number in ((3, torch.nan), (8, -torch.inf), (9, torch.inf)):
+        new.value[1, head, 79] = number
+    keys, values = new.written_by(WRITES[name])
+    is_broken = torch.zeros(2, 10, dtype=torch.bool)
+    is_broken[1, [3, 8, 9]] = True
+    if cache_dtype != FP8 or not IS_INTERPRETED:  # which stores another number in fp8
+        assert torch.equal(keys.isnan().any(-1), is_broken)
+    assert torch.equal(keys[~is_broken], whole[0][~is_broken])
+    assert not values[is_broken][:, 79].any()
+    assert torch.equal(values[..., :79], whole[1][..., :79])
+    assert torch.equal(values[~is_broken], whole[1][~is_broken])
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.float32, FP8], ids=str)

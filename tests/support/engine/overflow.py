@@ -7,10 +7,11 @@ overflows by the token's embedding alone.
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.support.engine.checkpoints import FAMILIES, HIDDEN_SIZE, save_random
+from tests.support.engine.checkpoints import FAMILIES, save_random
 
 OVERFLOWING = 7
 """The token. No greedy answer contains it: its logit is 0."""
@@ -21,6 +22,13 @@ _NORM_OVERFLOWS = ("wte.weight", "embed_in.weight")
 _ADDED = ("o_proj", "down_proj")  # their outputs are added to the hidden states
 
 
+class BrokenDrafter:
+    """Drafts what overflows, and is always rejected."""
+
+    def propose(self, requests):
+        return [np.full(r.max_drafts, OVERFLOWING, np.int32) for r in requests]
+
+
 def save_overflowing(family: str, folder: Path) -> str:
     """Writes a random checkpoint of a family to a folder, and returns its path."""
     save_random(FAMILIES[family](), folder)
@@ -29,7 +37,7 @@ def save_overflowing(family: str, folder: Path) -> str:
 
 
 def make_overflow(folder: Path) -> None:
-    """Changes a checkpoint of `HIDDEN_SIZE`."""
+    """Changes a checkpoint."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         _overflow(model)
@@ -46,5 +54,5 @@ def _overflow(model: PreTrainedModel) -> None:
         elif name.endswith(_OVERFLOWS):
             weight[:, 0] = _LARGEST
         elif any(added in name for added in _ADDED):
-            weight.select(weight.shape.index(HIDDEN_SIZE), 0).zero_()
+            weight.select(weight.shape.index(model.config.hidden_size), 0).zero_()
     model.get_output_embeddings().weight[OVERFLOWING] = 0.0

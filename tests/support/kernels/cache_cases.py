@@ -1,5 +1,6 @@
 """Pools and tokens to write into them, shared by the interpreted and the GPU tests."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,11 @@ class Step:
             heads = blocks[slots // size, :, slots % size].double()
             found.append(heads if scales is None else heads * scales.double()[:, None])
         return found[0], found[1]
+
+    def written_by(self, write: Callable[["Step"], object]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes the step; returns `written`."""
+        write(self)
+        return self.written()
 
     def check(self, key: torch.Tensor | None = None) -> None:
         """Asserts that the cache holds the step's K (or `key`, as rotated) and V, rounded to its
