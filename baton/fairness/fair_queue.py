@@ -27,12 +27,14 @@ class Waiting(Generic[T]):
 
     Attributes:
         num_tokens: tokens that it takes from its tenant's share.
+        num_bytes: bytes that are held for it while it is queued.
     """
 
     item: T
     tenant: str
     priority: int
     num_tokens: int
+    num_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -60,6 +62,7 @@ class FairQueue(Generic[T]):
         weight_of: returns a tenant's share relative to the others, greater than 0.
         quantum: tokens per turn at weight 1.
         max_waiting: maximum number of queued items, as `victim_for` has it.
+        max_bytes: maximum of their bytes, as well.
 
     Attributes:
         num_tokens: tokens of all queued items.
@@ -70,25 +73,35 @@ class FairQueue(Generic[T]):
         weight_of: Callable[[str], float] = lambda _: 1.0,
         quantum: int = QUANTUM_TOKENS,
         max_waiting: float = math.inf,
+        max_bytes: float = math.inf,
     ) -> None:
         self._weight_of = weight_of
         self._quantum = quantum
         # For each class, its tenants in the order of their turns.
         self._classes: dict[int, dict[str, _Flow[T]]] = {}
         self._bound = FairBound(max_waiting)
+        self._bytes = FairBound(max_bytes)
         self.num_tokens = 0
 
     def __len__(self) -> int:
         return self._bound.total
 
-    def victim_for(self, tenant: str) -> str | None:
-        """Returns the tenant that gives way to one more item of `tenant`, by `FairBound`: None
-        while there is room, `tenant` itself if the item is to be refused."""
-        return self._bound.victim_for(tenant)
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all queued items."""
+        return self._bytes.total
 
-    def push(self, item: T, *, tenant: str, priority: int = 0, num_tokens: int) -> Waiting[T]:
+    def victim_for(self, tenant: str, num_bytes: int = 0) -> str | None:
+        """Returns the tenant whose item gives way to one more of `tenant`, by `FairBound`: None
+        while there is room, `tenant` itself if the item is to be refused."""
+        victim = self._bound.victim_for(tenant)
+        return self._bytes.victim_for(tenant, num_bytes) if victim is None else victim
+
+    def push(
+        self, item: T, *, tenant: str, priority: int = 0, num_tokens: int, num_bytes: int = 0
+    ) -> Waiting[T]:
         """Adds an item at the end of its tenant's queue. Smaller priorities are served first."""
-        waiting = Waiting(item, tenant, priority, num_tokens)
+        waiting = Waiting(item, tenant, priority, num_tokens, num_bytes)
         flows = self._classes.setdefault(priority, {})
         flows.setdefault(tenant, _Flow()).waiting.append(waiting)
         self._count(waiting, 1)
@@ -154,8 +167,10 @@ class FairQueue(Generic[T]):
     def _count(self, waiting: Waiting[T], change: int) -> None:
         if change > 0:
             self._bound.add(waiting.tenant)
+            self._bytes.add(waiting.tenant, waiting.num_bytes)
         else:
             self._bound.remove(waiting.tenant)
+            self._bytes.remove(waiting.tenant, waiting.num_bytes)
         self.num_tokens += change * waiting.num_tokens
 
     def _pop_of(

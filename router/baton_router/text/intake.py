@@ -138,12 +138,19 @@ class Intake:
         given: PromptInput,
         images: Sequence[GivenImage] = (),
         *,
+        holder: str = ANONYMOUS.name,
         add_special_tokens: bool = True,
     ) -> tuple[Sequence[int], str]:
-        """Returns the tokens of a text or a conversation, and the text that was tokenized.
-        `add_special_tokens`: those that the tokenizer puts around a text; a chat template has its
-        own."""
-        prompt, text = await self._encode(given, images, add_special_tokens=add_special_tokens)
+        """Returns the tokens of a text or a conversation, and the text that was tokenized; nothing
+        of it is cached.
+
+        Args:
+            holder: name of the tenant in whose turn it is computed.
+            add_special_tokens: those that the tokenizer puts around a text; a chat template has its
+                own.
+        """
+        encode = partial(self._encode, add_special_tokens=add_special_tokens)
+        prompt, text = await encode(given, images, holder, None)
         return prompt.token_ids, text
 
     async def detokenize(self, token_ids: list[int]) -> str:
@@ -161,14 +168,14 @@ class Intake:
         given: PromptInput,
         images: Sequence[GivenImage] = (),
         encoder_inputs: Sequence[EncoderInput] = (),
-        tenant: Tenant | None = None,
+        tenant: Tenant = ANONYMOUS,
         longest: ContextLength | None = None,
     ) -> PromptTokens:
         """Returns the tokens of an input, at least 1, with its images.
 
         Args:
             images, encoder_inputs: as of `GenerateCall`.
-            tenant: whose cached images are taken; None: none are.
+            tenant: in whose turn it is computed, and whose cached images and texts are taken.
             longest: length beyond which a text may be refused before it is tokenized; None: it is
                 tokenized.
         """
@@ -177,7 +184,7 @@ class Intake:
         if isinstance(given, PromptTokens):
             return given
         if given is None or isinstance(given, str | Conversation):
-            prompt, _ = await self._encode(given, images, tenant, longest)
+            prompt, _ = await self._encode(given, images, tenant.name, tenant.salt, longest)
             if not prompt.token_ids:
                 raise InvalidArgumentError("input", "has no tokens; at least 1 is needed")
             return prompt
@@ -189,7 +196,7 @@ class Intake:
             return await self.images.check(encoder_inputs, token_ids)
         if not images:
             return PromptTokens(token_ids)
-        read = await self.images.read(images, tenant)
+        read = await self.images.read(images, tenant.name, tenant.salt)
         return self.images.expand_ids(token_ids, _flat(read))
 
     def forget(self, salt: bytes | None, *, images: bool) -> None:
@@ -202,24 +209,25 @@ class Intake:
     async def _encode(
         self,
         given: PromptInput,
-        images: Sequence[GivenImage] = (),
-        tenant: Tenant | None = None,
+        images: Sequence[GivenImage],
+        holder: str,
+        salt: bytes | None,
         longest: ContextLength | None = None,
         *,
         add_special_tokens: bool = True,
     ) -> tuple[PromptTokens, str]:
         if isinstance(given, str):
             check_text("input.text", given, self._max_prompt_bytes)
-            read = await self._read(images, tenant)
+            read = await self._read(images, holder, salt)
             encode = self._encode_text if add_special_tokens else self._chat.encode
             encode = partial(self._encode_fitting, "input.text", longest, encode)
             return await self._tokenized(RenderedChat(given), read, "input.text", encode)
         if isinstance(given, Conversation):
-            return await self._encode_chat(given, tenant, longest)
+            return await self._encode_chat(given, holder, salt, longest)
         raise InvalidArgumentError("input", "is missing; set text, token_ids or chat")
 
     async def _encode_chat(
-        self, chat: Conversation, tenant: Tenant | None, longest: ContextLength | None
+        self, chat: Conversation, holder: str, salt: bytes | None, longest: ContextLength | None
     ) -> tuple[PromptTokens, str]:
         """Returns the tokens of a conversation and its text, with its images expanded."""
         template = self._card.template(tools=bool(chat.tools))
@@ -229,22 +237,22 @@ class Intake:
         check_text(_MESSAGES, text, self._max_prompt_bytes)
         if chat.tools:
             check_template_takes_tools(self._card)
-        read = await self._read(chat.images, tenant)
+        read = await self._read(chat.images, holder, salt)
         num_frames = [len(frames) for frames in read]
         render = partial(rendered, chat, self._chat, template, num_frames)
         # Descriptions of tools may be long.
         is_long = bool(chat.tools) or len(text) >= _THREAD_FROM_RENDERED
         in_thread = asyncio.to_thread if is_long else partial(in_thread_if_long, len(chat.turns))
         made = await in_thread(render)
-        encode = partial(self._chat.encode, salt=None if tenant is None else tenant.salt)
+        encode = partial(self._chat.encode, salt=salt)
         encode = partial(self._encode_fitting, _MESSAGES, longest, encode)
         prompt, text = await self._tokenized(made, read, _MESSAGES, encode)
         return replace(prompt, continues_answer=chat.continues_answer), text
 
     async def _read(
-        self, images: Sequence[GivenImage], tenant: Tenant | None
+        self, images: Sequence[GivenImage], holder: str, salt: bytes | None
     ) -> Sequence[Sequence[ReadImage]]:
-        return await self.images.read(images, tenant) if images else ()
+        return await self.images.read(images, holder, salt) if images else ()
 
     def _check_messages(self, num: int) -> None:
         if not 1 <= num <= self._max_messages:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from baton.errors import ContextLengthError, InvalidArgumentError
 from baton.models.images.encoder_input import EncoderInput
-from baton.serving.tenant import Tenant
 from baton_router.call.generate_call import GivenImage, PromptInput, PromptTokens, kind_of
 from baton_router.text.chat import RenderedChat
 from baton_router.text.images.expansion import (
@@ -53,13 +52,12 @@ class PromptImages:
         return None if self.reader is None else self.reader.cache
 
     async def read(
-        self, images: Sequence[GivenImage], tenant: Tenant | None
+        self, images: Sequence[GivenImage], holder: str, salt: bytes | None
     ) -> list[list[ReadImage]]:
-        """Returns the frames of each image and clip. `tenant`: whose cached images are taken; None:
-        none are."""
+        """Returns the frames of each image and clip. Arguments as of `ImageReader.read`."""
         if not images:
             return []
-        read = await self._reader().read(images, None if tenant is None else tenant.salt)
+        read = await self._reader().read(images, salt, holder)
         num_tokens = sum(len(image.span) for frames in read for image in frames)
         if num_tokens > self._card.max_model_len:  # before they are tokenized
             limit = self._card.max_model_len

@@ -86,7 +86,7 @@ class _Intake:
         if images:
             self.images.cache.drop(salt)
 
-    async def prompt_of(self, _message: Any) -> PromptTokens:
+    async def prompt_of(self, _message: Any, tenant: Any) -> PromptTokens:
         return PromptTokens(list(range(9)), (EncoderInput(b"i" * 16, 2, 3),))
 
 

@@ -25,10 +25,10 @@ class Messages:
             options, conversation, caller, MessageWriter, is_lenient=True
         )
 
-    async def count_tokens(self, body: Conversation, _caller: Caller) -> int:
+    async def count_tokens(self, body: Conversation, caller: Caller) -> int:
         """Returns the number of tokens of the prompt. Raises `InvalidArgumentError`."""
         conversation = await _conversation(body, ChatOptions(**prompt_options(body)))
-        return len(await self._generations.tokens_of_chat(body.model, conversation))
+        return len(await self._generations.tokens_of_chat(body.model, conversation, caller))
 
 
 async def _conversation(body: Conversation, options: ChatOptions) -> GivenConversation:

@@ -190,7 +190,8 @@ class RouterAdmin(admin_pb2_grpc.AdminServicer):
         chosen = [self._models.of(request.model)] if is_prompt or request.model else self._models
         if kind and is_prompt:
             intake = self._models.of(request.model).services.intake
-            read, salt = await intake.prompt_of(await input_of(request)), tenant.salt
+            given, salt = await input_of(request), tenant.salt
+            read = await intake.prompt_of(given, tenant=tenant)
             images = tuple(each.salted(salt).hashed for each in read.encoder_inputs)
             prompt = Prompt(tuple(read.token_ids), salt, images)
 

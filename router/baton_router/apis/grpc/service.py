@@ -111,9 +111,11 @@ class InferenceService(pb_grpc.InferenceServicer):
         )
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
-        self._limits.count_request(self._count(request, context))
+        tenant = self._count(request, context)
+        self._limits.count_request(tenant)
         intake = self._models.of(request.model).services.intake
-        token_ids, text = await intake.tokenize(await input_of(request), images_beside(request))
+        given, images = await input_of(request), images_beside(request)
+        token_ids, text = await intake.tokenize(given, images, holder=tenant)
         return pb.TokenizeResponse(token_ids=token_ids, text=text)
 
     def _count(self, request: Message, context: Any) -> str:

@@ -94,7 +94,7 @@ class Generations:
         for at, prompt in enumerate(prompts):
             own_id = request_id if len(prompts) == 1 else f"{request_id}-{at}"
             calls.append(_call(body, model, own_id, prompt, params, clamps=self._clamps))
-            echo = await _echo(body, model, prompt) if body.echo else None
+            echo = await _echo(body, model, prompt, caller) if body.echo else None
             readers.append(Reader(at * body.n, body.n, echo, is_prompt_alone=body.is_prompt_alone))
 
         async def prepare() -> Sequence[GenerateCall]:
@@ -180,11 +180,15 @@ class Generations:
             ignored=ignored,
         )
 
-    async def tokens_of_chat(self, model: str, conversation: Conversation) -> Sequence[int]:
+    async def tokens_of_chat(
+        self, model: str, conversation: Conversation, caller: Caller
+    ) -> Sequence[int]:
         """Returns the token ids of a conversation's prompt."""
-        return (await self._model(model).services.intake.prompt_of(conversation)).token_ids
+        served = self._model(model)
+        tenant = served.inference.tenant_of(caller)
+        return (await served.services.intake.prompt_of(conversation, tenant=tenant)).token_ids
 
-    async def tokenize(self, body: TokenizeRequest, _caller: Caller) -> TokenizeResponse:
+    async def tokenize(self, body: TokenizeRequest, caller: Caller) -> TokenizeResponse:
         """Answers `/tokenize`."""
         model = self._model(body.model)
         if body.prompt is not None and body.messages is not None:
@@ -193,8 +197,9 @@ class Generations:
             if body.prompt is None:
                 raise InvalidArgumentError("prompt", "is missing; set it, or messages")
             has_special = body.add_special_tokens is not False
+            holder = model.inference.tenant_of(caller).name
             token_ids, _ = await model.services.intake.tokenize(
-                body.prompt, add_special_tokens=has_special
+                body.prompt, holder=holder, add_special_tokens=has_special
             )
         elif body.add_special_tokens:
             raise InvalidArgumentError(
@@ -208,7 +213,7 @@ class Generations:
                 continue_final_message=body.continue_final_message,
                 add_generation_prompt=body.add_generation_prompt,
             )
-            token_ids = await self.tokens_of_chat(model.name, await _conversation(chat))
+            token_ids = await self.tokens_of_chat(model.name, await _conversation(chat), caller)
         names = None
         if body.return_token_strs:
             names = [_tokenizer(model).id_to_token(i) or "" for i in token_ids]
@@ -263,7 +268,7 @@ class Generations:
 
 
 async def _echo(
-    body: CompletionRequest, model: ServedModel, prompt: str | Sequence[int]
+    body: CompletionRequest, model: ServedModel, prompt: str | Sequence[int], caller: Caller
 ) -> EchoedPrompt:
     """Returns the prompt to repeat, with its tokens if they are to be scored."""
     if not isinstance(prompt, str):
@@ -271,7 +276,8 @@ async def _echo(
         return EchoedPrompt(text, prompt if body.logprobs is not None else ())
     if body.logprobs is None:
         return EchoedPrompt(prompt)
-    token_ids, _ = await model.services.intake.tokenize(prompt)
+    holder = model.inference.tenant_of(caller).name
+    token_ids, _ = await model.services.intake.tokenize(prompt, holder=holder)
     return EchoedPrompt(prompt, token_ids)
 
 

@@ -64,7 +64,7 @@ class Responses:
         functions = Functions(body.tools)
         options = options_of(body, functions)
         conversation, _ = await self._conversation(body, caller, options, functions)
-        return len(await self._generations.tokens_of_chat(body.model, conversation))
+        return len(await self._generations.tokens_of_chat(body.model, conversation, caller))
 
     async def input_items(
         self, response_id: str, query: Mapping[str, str], caller: Caller

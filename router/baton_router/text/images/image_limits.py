@@ -34,7 +34,7 @@ class ImageLimits:
         5.0, "Timeout in seconds to decode and preprocess one image or clip.", gt=0
     )
     processes: int = setting(
-        2,
+        3,
         "Maximum processes of the router that decode images, for each model that takes some. The "
         "first starts with the router, others when they are needed.",
         ge=1,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from baton.errors import InvalidArgumentError
 from baton.models.images.encoder_input import EncoderInput, TensorData, content_hash
 from baton.models.images.image_format import ImageFormat
+from baton.serving.tenant import DEFAULT_TENANT
 from baton_router.call.generate_call import GivenClip, GivenImage
 from baton_router.text.images.expansion import ReadImage
 from baton_router.text.images.image_fetch import AllowedHosts, ImageFetcher
@@ -77,24 +78,28 @@ class ImageReader:
         self._max_clip_frames = limits.max_clip_frames
 
     async def read(
-        self, images: Sequence[GivenImage], salt: bytes | None = None
+        self,
+        images: Sequence[GivenImage],
+        salt: bytes | None = None,
+        holder: str = DEFAULT_TENANT,
     ) -> list[list[ReadImage]]:
         """Returns the frames of each, in order: of an image one. Raises `ImageError` for one that
         is refused, and as `ImagePool.process`.
 
         Args:
             salt: of the tenant whose cached images are taken; None: none are.
+            holder: the tenant's name.
         """
         files = await self._files.read(images)
-        read = await asyncio.gather(*map(partial(self._read, salt), images, files))
+        read = await asyncio.gather(*map(partial(self._read, holder, salt), images, files))
         check_number(images, map(len, read), self.max_images)
         return read
 
     async def _read(
-        self, salt: bytes | None, image: GivenImage, files: Sequence[bytes]
+        self, holder: str, salt: bytes | None, image: GivenImage, files: Sequence[bytes]
     ) -> list[ReadImage]:
         is_animation = isinstance(image, GivenClip) and len(files) == 1
-        read = partial(self._frames, salt, self._max_clip_frames if is_animation else 1)
+        read = partial(self._frames, holder, salt, self._max_clip_frames if is_animation else 1)
         try:
             return list(chain.from_iterable(await asyncio.gather(*map(read, files))))
         except RefusedImageError as error:
@@ -102,18 +107,20 @@ class ImageReader:
         except InvalidArgumentError as error:
             raise ImageError(image.field, f"has {error}") from None
 
-    async def _frames(self, salt: bytes | None, max_frames: int, file: bytes) -> Frames:
+    async def _frames(
+        self, holder: str, salt: bytes | None, max_frames: int, file: bytes
+    ) -> Frames:
         if salt is None:
-            return await self._process(file, max_frames)
+            return await self._process(file, max_frames, holder)
         key = FileKey(salt, await _digest(file), max_frames)
         frames = self.cache.get(key)
         if frames is None:
-            frames = await self._process(file, max_frames)
+            frames = await self._process(file, max_frames, holder)
             self.cache.put(key, frames)
         return frames
 
-    async def _process(self, file: bytes, max_frames: int) -> Frames:
-        images = await self.pool.process(file, max_frames)
+    async def _process(self, file: bytes, max_frames: int, holder: str) -> Frames:
+        images = await self.pool.process(file, max_frames, holder)
         return tuple([await self._preprocessed(image) for image in images])
 
     async def _preprocessed(self, image: PreprocessedImage) -> ReadImage:

@@ -403,19 +403,20 @@ async def test_client_that_leaves_costs_no_process(pool):
 async def test_pool_rejects_images_beyond_its_queue(pool):
     pid = pid_of(pool)
     os.kill(pid, signal.SIGSTOP)
-    first = asyncio.create_task(pool.process(bytes(1 << 20)))
+    first = asyncio.create_task(pool.process(GOOD))
+    second = asyncio.create_task(pool.process(bytes(1 << 20)))
     await asyncio.sleep(0)
     with pytest.raises(OverloadedError, match="of 1048576 bytes wait"):
         await pool.process(bytes(256 << 20))  # which alone would be taken
-    jobs = [asyncio.create_task(pool.process(GOOD)) for _ in range(64)]
+    jobs = [asyncio.create_task(pool.process(GOOD)) for _ in range(63)]
     await asyncio.sleep(0)
-    with pytest.raises(OverloadedError, match="expected at most 65"):
+    with pytest.raises(OverloadedError, match="expected at most 64"):
         await pool.process(GOOD)
     os.kill(pid, signal.SIGCONT)
-    assert all(await asyncio.gather(*jobs))
+    assert all(await asyncio.gather(first, *jobs))
     with pytest.raises(RefusedImageError, match="no image"):
-        await first
-    assert pool._pending_bytes == 0
+        await second
+    assert (pool.num_busy, pool.num_waiting) == (0, 0)
 
 
 async def test_process_ends_with_its_parent(checkpoint):
