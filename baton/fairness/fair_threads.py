@@ -1,12 +1,20 @@
 """Threads whose tasks take turns by holder, so that none waits for all tasks of another."""
 
+import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar, TypeVarTuple
 
+from baton.errors import OverloadedError
 from baton.fairness.fair_queue import FairQueue
+
+_Arguments = TypeVarTuple("_Arguments")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,14 +37,35 @@ class FairThreads:
 
     Args:
         max_waiting: maximum number of tasks that wait; the newest of the holder with most give way.
+        name: of the threads, and the reason for which `call` is refused.
     """
 
     def __init__(self, num_threads: int, max_waiting: int, name: str) -> None:
+        self._name = name
         self._most_of_holder = max(1, num_threads - 1)
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._lock = threading.Lock()
         self._waiting: FairQueue[Task] = FairQueue(quantum=1, max_waiting=max_waiting)
         self._num_running: Counter[str] = Counter()
+
+    @property
+    def num_waiting(self) -> int:
+        """Tasks that wait for a thread."""
+        with self._lock:
+            return len(self._waiting)
+
+    async def call(
+        self, holder: str, function: Callable[[*_Arguments], _Result], *arguments: *_Arguments
+    ) -> _Result:
+        """Calls the function in a thread and in the context of the caller, and returns or raises
+        what it does. Raises `OverloadedError` if it gives way to others.
+
+        A call that is cancelled is not made; one that runs keeps its thread until it ends.
+        """
+        called: Future[_Result] = Future()
+        run = partial(copy_context().run, function, *arguments)
+        self.submit(Task(holder, partial(_run, called, run), partial(self._refuse, called)))
+        return await asyncio.wrap_future(called)
 
     def submit(self, task: Task) -> None:
         """Queues a task. Calls `refuse` of the one that gives way, which may be this one."""
@@ -83,3 +112,17 @@ class FairThreads:
 
     def _may_run(self, holder: str) -> bool:
         return self._num_running[holder] < self._most_of_holder
+
+    def _refuse(self, called: "Future[_Result]") -> None:
+        if called.set_running_or_notify_cancel():
+            problem = f"too many requests wait for {self._name}, most of them of this tenant"
+            called.set_exception(OverloadedError(f"{problem}. Retry later.", reason=self._name))
+
+
+def _run(called: "Future[_Result]", run: Callable[[], _Result]) -> None:
+    if not called.set_running_or_notify_cancel():
+        return
+    try:
+        called.set_result(run())
+    except BaseException as error:
+        called.set_exception(error)

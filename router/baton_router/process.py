@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 
 from baton.cluster.redis.round_trips import RoundTrips
 from baton.errors import FailedPreconditionError, UnsupportedModelError
+from baton.fairness.fair_threads import FairThreads
 from baton.models import DESCRIPTION, checkpoint_folder, read_json
 from baton.rpc.cancellation import run_until
 from baton.sampling import NO_DEFAULTS
@@ -61,6 +62,7 @@ from baton_router.telemetry.access_log import AccessLog
 from baton_router.telemetry.call_observer import CallObserver
 from baton_router.telemetry.request_meter import RequestMeter
 from baton_router.telemetry.tenant_meter import TenantMeter
+from baton_router.text.conversation.in_thread import text_threads
 from baton_router.text.intake import Intake
 from baton_router.text.model_card import ModelCard, read_model_card
 from baton_router.text.pooled_intake import PooledIntake
@@ -141,8 +143,20 @@ async def serve(settings: RouterSettings) -> None:
         controllers: list[AdmissionController] = []  # filled once the models are made
         requests = Requests(controllers)
         images = ImageBudget(settings.max_encoder_input_bytes, settings.encoder_input_budget_bytes)
+        threads = text_threads()
+        stack.callback(threads.close)
         shared = _Shared(
-            settings, redis, tenants, limits, images, quotas, requests, rules, recorder, meter
+            settings,
+            redis,
+            tenants,
+            limits,
+            images,
+            quotas,
+            requests,
+            rules,
+            recorder,
+            meter,
+            threads,
         )
         prompt_images = [await _prompt_images(card, settings, stack) for card in cards]
         served = [
@@ -228,6 +242,7 @@ class _Shared:
     rules: Rules
     recorder: Recorder | None
     meter: TenantMeter
+    threads: FairThreads
 
 
 def _card(settings: RouterSettings, name: str, path: str) -> ModelCard:
@@ -281,6 +296,7 @@ def _served(card: ModelCard, fleet: Fleet, shared: _Shared, images: PromptImages
         settings.limits,
         allow_special_tokens=settings.allow_special_tokens_in_chat,
         images=images,
+        threads=shared.threads,
     )
     is_pooled = card.pooling is not None
     placer = Placer(fleet, shared.rules, shared.recorder, prefill_alone=is_pooled)
@@ -326,7 +342,8 @@ def _served(card: ModelCard, fleet: Fleet, shared: _Shared, images: PromptImages
     inference = Inference(
         services, settings.coalesce_ms / 1000, capture_content=settings.capture_content
     )
-    pooled_inference = PooledInference(services, PooledIntake(card, settings.limits))
+    pooled_intake = PooledIntake(card, settings.limits, shared.threads)
+    pooled_inference = PooledInference(services, pooled_intake)
     return ServedModel(services, rebalancer, inference, pooled_inference)
 
 

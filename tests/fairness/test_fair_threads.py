@@ -1,10 +1,17 @@
 """Threads of the engine for tasks of several tenants."""
 
+import asyncio
 import threading
 from contextlib import contextmanager
+from contextvars import ContextVar
 
+import pytest
+
+from baton.errors import OverloadedError
 from baton.fairness.fair_threads import FairThreads, Task
-from tests.support.waiting import wait_until
+from tests.support.waiting import until, wait_until
+
+ASKED = ContextVar("ASKED", default="")
 
 
 class Log:
@@ -79,3 +86,39 @@ def test_fair_threads_refuse_newest_of_largest_holder():
         for _ in range(5):
             assert log.ended.acquire(timeout=10.0)
     assert sorted(log.begun) == ["a0", "a1", "a2", "b0", "b1"]
+
+
+async def test_call_is_refused_when_its_holder_has_most():
+    gate = threading.Event()
+    with closing(FairThreads(1, 2, "tests")) as threads:
+        many = [asyncio.create_task(threads.call("many", gate.wait)) for _ in range(3)]
+        await until(lambda: threads.num_waiting == 2)
+        few = asyncio.create_task(threads.call("few", gate.wait))
+        with pytest.raises(OverloadedError, match="too many requests wait for tests"):
+            await many.pop()
+        gate.set()
+        assert await asyncio.gather(*many, few) == [True] * 3
+
+
+async def test_cancelled_call_keeps_its_thread_until_it_ends():
+    gate, begun = threading.Event(), []
+    with closing(FairThreads(1, 100, "tests")) as threads:
+        running = asyncio.create_task(threads.call("many", gate.wait))
+        waiting = asyncio.create_task(threads.call("many", begun.append, "cancelled"))
+        await until(lambda: threads.num_waiting == 1)
+        for task in (running, waiting):
+            task.cancel()
+        await asyncio.gather(running, waiting, return_exceptions=True)
+        after = asyncio.create_task(threads.call("few", begun.append, "few"))
+        await until(lambda: threads.num_waiting == 2)
+        gate.set()
+        await after
+        assert begun == ["few"]
+
+
+async def test_call_runs_in_the_context_of_its_caller():
+    with closing(FairThreads(1, 100, "tests")) as threads:
+        ASKED.set("one")
+        assert await threads.call("a", ASKED.get) == "one"
+        with pytest.raises(ZeroDivisionError):
+            await threads.call("a", divmod, 1, 0)

@@ -11,6 +11,7 @@ from itertools import chain
 
 from baton.context_length import ContextLength
 from baton.errors import InvalidArgumentError
+from baton.fairness.fair_threads import FairThreads
 from baton.models.images.encoder_input import EncoderInput
 from baton.sampling import (
     SamplingParams,
@@ -30,7 +31,7 @@ from baton_router.call.generate_call import (
 )
 from baton_router.call.request import ANONYMOUS, Request
 from baton_router.text.chat import ChatTokenizer, RenderedChat
-from baton_router.text.conversation.in_thread import in_thread_if_long
+from baton_router.text.conversation.in_thread import in_thread_if_long, text_threads
 from baton_router.text.conversation.normalising import normalised
 from baton_router.text.images.expansion import ReadImage, encoder_inputs
 from baton_router.text.least_tokens import least_tokens
@@ -65,12 +66,15 @@ class Intake:
         *,
         allow_special_tokens: bool = False,
         images: PromptImages | None = None,
+        threads: FairThreads | None = None,
     ) -> None:
-        """Takes the way of control tokens in users' texts (`ChatTokenizer`), and the reader of
-        images; `images` None: requests with images are refused."""
+        """Takes the way of control tokens in users' texts (`ChatTokenizer`), the reader of images,
+        and the threads for long texts; `images` None: requests with images are refused; `threads`
+        None: it has some of its own."""
         self.images = images or PromptImages(card)
         self._takes_images = self.images.are_taken
         self._card = card
+        self._threads = threads or text_threads()
         self._chat = ChatTokenizer(
             card,
             allow_special_tokens=allow_special_tokens,
@@ -221,7 +225,8 @@ class Intake:
             read = await self._read(images, holder, salt)
             encode = self._encode_text if add_special_tokens else self._chat.encode
             encode = partial(self._encode_fitting, "input.text", longest, encode)
-            return await self._tokenized(RenderedChat(given), read, "input.text", encode)
+            made = RenderedChat(given)
+            return await self._tokenized(made, read, "input.text", encode, holder)
         if isinstance(given, Conversation):
             return await self._encode_chat(given, holder, salt, longest)
         raise InvalidArgumentError("input", "is missing; set text, token_ids or chat")
@@ -242,11 +247,11 @@ class Intake:
         render = partial(rendered, chat, self._chat, template, num_frames)
         # Descriptions of tools may be long.
         is_long = bool(chat.tools) or len(text) >= _THREAD_FROM_RENDERED
-        in_thread = asyncio.to_thread if is_long else partial(in_thread_if_long, len(chat.turns))
-        made = await in_thread(render)
+        in_thread = partial(in_thread_if_long, len(chat.turns))
+        made = await (self._threads.call(holder, render) if is_long else in_thread(render))
         encode = partial(self._chat.encode, salt=salt)
         encode = partial(self._encode_fitting, _MESSAGES, longest, encode)
-        prompt, text = await self._tokenized(made, read, _MESSAGES, encode)
+        prompt, text = await self._tokenized(made, read, _MESSAGES, encode, holder)
         return replace(prompt, continues_answer=chat.continues_answer), text
 
     async def _read(
@@ -284,6 +289,7 @@ class Intake:
         read: Sequence[Sequence[ReadImage]],
         field: str,
         encode: Callable[[RenderedChat], list[int]],
+        holder: str,
     ) -> tuple[PromptTokens, str]:
         """Returns the tokens of a text and the text, with its images expanded."""
         images = _flat(read)
@@ -291,7 +297,7 @@ class Intake:
         expanded = self.images.expand(given, images, field) if has_places else given
         call = partial(encode, expanded)
         is_long = len(expanded.text) >= THREAD_FROM_CHARS
-        token_ids = await asyncio.to_thread(call) if is_long else call()
+        token_ids = await self._threads.call(holder, call) if is_long else call()
         inputs = encoder_inputs(token_ids, images) if images else ()
         return PromptTokens(token_ids, inputs), expanded.text
 

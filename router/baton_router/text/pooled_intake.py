@@ -3,16 +3,17 @@
 Every rejection is an `InvalidArgumentError` that names the field and the bound.
 """
 
-import asyncio
 from collections.abc import Sequence
 from typing import TypeAlias
 
 from baton.context_length import ContextLength
 from baton.errors import InvalidArgumentError
+from baton.fairness.fair_threads import FairThreads
 from baton.sampling import SamplingParams, check_token_ids
 from baton.serving.tenant import Tenant
 from baton_router.call.generate_call import EmbedCall, ScoreCall
 from baton_router.call.request import ANONYMOUS, Request
+from baton_router.text.conversation.in_thread import text_threads
 from baton_router.text.least_tokens import least_tokens
 from baton_router.text.model_card import THREAD_FROM_CHARS, ModelCard
 from baton_router.text.request_bounds import RequestLimits, check_text, request_id_of
@@ -31,8 +32,11 @@ class PooledIntake:
         self,
         card: ModelCard,
         limits: RequestLimits,
+        threads: FairThreads | None = None,
     ) -> None:
+        """Takes the threads for long texts; None: it has some of its own."""
         self._card = card
+        self._threads = threads or text_threads()
         self._max_prompt_bytes = limits.max_prompt_bytes
         self._max_inputs = limits.max_inputs
         self._max_input_tokens = limits.max_input_tokens
@@ -47,7 +51,7 @@ class PooledIntake:
             if isinstance(given, str):
                 check_text(f"inputs[{i}].text", given, self._max_prompt_bytes)
                 texts.append((f"inputs[{i}]", given))
-        encoded = iter(await self._encode_all(texts, longest))
+        encoded = iter(await self._encode_all(texts, longest, tenant.name))
         prompts = [
             tuple(next(encoded)) if isinstance(given, str) else tuple(given)
             for given in call.inputs
@@ -61,7 +65,7 @@ class PooledIntake:
         `Intake.read`."""
         self._check_pairs(call)
         pairs = [(f"pairs[{i}]", pair) for i, pair in enumerate(call.pairs)]
-        encoded = await self._encode_all(pairs, longest)
+        encoded = await self._encode_all(pairs, longest, tenant.name)
         return self._requests(call, "pairs", list(map(tuple, encoded)), longest, tenant)
 
     async def read_texts_of_pairs(
@@ -74,7 +78,7 @@ class PooledIntake:
         for i, text in ((i, text) for i, pair in enumerate(call.pairs) for text in pair):
             fields.setdefault(text, f"pairs[{i}]")
         named = [(field, text) for text, field in fields.items()]
-        prompts = list(map(tuple, await self._encode_all(named, longest)))
+        prompts = list(map(tuple, await self._encode_all(named, longest, tenant.name)))
         requests = self._requests(call, "pairs", prompts, longest, tenant)
         at = {text: i for i, text in enumerate(fields)}
         return requests, [(at[first], at[second]) for first, second in call.pairs]
@@ -128,14 +132,16 @@ class PooledIntake:
                 field, f"has {num} items; must have at least 1 and at most {self._max_inputs}"
             )
 
-    async def _encode_all(self, texts: Sequence[_Named], longest: ContextLength) -> list[list[int]]:
+    async def _encode_all(
+        self, texts: Sequence[_Named], longest: ContextLength, holder: str
+    ) -> list[list[int]]:
         """Returns the tokens of each text, or pair of texts. Raises `ContextLengthError` for long
         ones that are too many tokens by their bytes."""
         num_chars = sum(len(text) for _, given in texts for text in _parts(given))
         if num_chars < THREAD_FROM_CHARS and len(texts) <= _THREAD_FROM_TEXTS:
             return self._card.encode_all([given for _, given in texts])
         within = longest.within(self._card.max_model_len)
-        return await asyncio.to_thread(self._encode_fitting, texts, within)
+        return await self._threads.call(holder, self._encode_fitting, texts, within)
 
     def _encode_fitting(self, texts: Sequence[_Named], longest: ContextLength) -> list[list[int]]:
         for field, given in texts:
