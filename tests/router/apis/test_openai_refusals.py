@@ -273,6 +273,23 @@ async def test_front_tells_prompt_of_many_bytes_as_too_long(front, path):
     assert f"bytes or more; expected at most {most} bytes of a prompt's text" in error["message"]
 
 
+@pytest.mark.parametrize("path", ["completions", "chat/completions", "responses", "messages"])
+async def test_front_refuses_long_prompt_by_its_bytes(front, path):
+    """Nothing is tokenized."""
+    text = "a b" * 100_000
+    chat = {"messages": [{"role": "user", "content": text}], "max_tokens": 9}
+    asked: dict[str, Any] = {"completions": {"prompt": text}, "responses": {"input": text}}
+    response = await post(front, f"/v1/{path}", json.dumps(asked.get(path, chat)))
+    message = response.json()["error"]["message"]
+    assert response.status_code == 400
+    if path == "messages":
+        told = re.fullmatch(r"prompt is too long: (\d+) tokens > 2048 maximum", message)
+        assert told is not None
+        assert int(told[1]) < 100_000
+    else:
+        assert "tokens or more by its bytes" in message
+
+
 async def test_front_blames_prompt_of_more_ids_than_it_reads(front):
     response = await post(front, "/v1/completions", json.dumps({"prompt": [5] * 5000}))
     error = response.json()["error"]

@@ -150,8 +150,11 @@ class Generations:
         async def prepare() -> Sequence[GenerateCall]:
             await inference.wait_for_workers(deadline)
             async with deadline.limit():  # images take time to be fetched
-                prompt = await model.services.intake.prompt_of(conversation, tenant=tenant)
-            num_tokens, longest = len(prompt.token_ids), inference.context_length
+                longest = inference.context_length
+                prompt = await model.services.intake.prompt_of(
+                    conversation, tenant=tenant, longest=longest
+                )
+            num_tokens = len(prompt.token_ids)
             longest.check(num_tokens, 1, "input.chat.messages")
             bounded = params
             if not is_bounded(options):
