@@ -115,7 +115,7 @@ async def serve(settings: RouterSettings) -> None:
         settings,
         by_token=settings.by_token,
         observe=partial(observe, observer),
-        large=LargeMessages(large, bounds),
+        large=LargeMessages(large, bounds, holder_of=lambda caller: tenants.of(caller).name),
         connection_limits=settings.grpc,
     )
     async with AsyncExitStack() as stack:

@@ -115,7 +115,7 @@ def _parsing(handler: Handler, large: LargeMessages | None) -> Handler:
         return behavior(request, context)
 
     async def parse_and_run(request: Any, context: Context, large: LargeMessages) -> Any:
-        result = check_and_run(await large.parse(request), context)
+        result = check_and_run(await large.parse(request, context), context)
         return await result if inspect.isawaitable(result) else result
 
     def run(request: Any, context: Context) -> Any:

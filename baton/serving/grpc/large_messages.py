@@ -28,11 +28,17 @@ class LargeMessages:
     loop."""
 
     def __init__(
-        self, requests: LargeRequests, bounds: Bounds, large_bytes: int = LARGE_BYTES
+        self,
+        requests: LargeRequests,
+        bounds: Bounds,
+        large_bytes: int = LARGE_BYTES,
+        holder_of: Callable[[Any], str] = lambda _: "",
     ) -> None:
+        """Takes `holder_of`, which returns the tenant of a call's context, or raises."""
         self._requests = requests
         self._bounds = bounds
         self._large_bytes = large_bytes
+        self._holder_of = holder_of
 
     def deferring(self, deserialize: Deserializer) -> Deserializer:
         """Wraps `deserialize` as `tolerant` does; a large message becomes an `Unparsed`."""
@@ -50,12 +56,13 @@ class LargeMessages:
         most = self._large_bytes
         return lambda data: parse(data) if len(data) <= most else Unparsed(data, read)
 
-    async def parse(self, message: Unparsed) -> Any:
+    async def parse(self, message: Unparsed, context: Any) -> Any:
         """Returns the request, or a `Malformed` if it is none or beyond a bound. Raises
         `OverloadedError` if other large requests leave no room."""
-        with self._requests.share() as share:
+        holder = self._holder_of(context)
+        with self._requests.share(holder) as share:
             try:
                 await share.grow(len(message.data))
-                return await self._requests.parse(message.read, message.data)
+                return await self._requests.parse(holder, message.read, message.data)
             finally:
                 message.data = b""

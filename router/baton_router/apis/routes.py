@@ -500,7 +500,7 @@ class Routes:
         self._requests.check_open()
         try:
             count_bytes = partial(self._limits.count_bytes, tenant)
-            async with self._bodies.read(request, schema, count_bytes) as parsed:
+            async with self._bodies.read(request, schema, count_bytes, tenant) as parsed:
                 in_terms = partial(names.renamed, parsed)
                 with _naming(in_terms):
                     made = await make(parsed, caller)

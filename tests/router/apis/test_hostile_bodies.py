@@ -14,6 +14,7 @@ import pytest
 
 from baton.errors import InvalidArgumentError
 from baton.rpc.errors import error_of
+from baton.serving.tokens import new_token
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
 from tests.support.router.hostile_bodies import BODIES, MESSAGES, NEEDED, SHAPES, assert_legal
@@ -177,14 +178,41 @@ def test_large_bodies_share_a_budget():
             assert b'"param": "prompt"' in served
 
 
+@pytest.mark.slow
+def test_bodies_of_largest_tenant_give_way(tmp_path):
+    tokens, path = {tenant: new_token(tenant) for tenant in ("many", "few")}, tmp_path / "tenants"
+    path.write_text("".join(f"{line}\n" for _, line in tokens.values()))
+    with (
+        lone_router(large_request_budget_bytes=2**20, tenants_file=path) as router,
+        upload(router, 900 * 2**10, tokens["many"][0]) as first,
+        upload(router, 900 * 2**10, tokens["many"][0]) as second,
+        upload(router, 450 * 2**10, tokens["few"][0]) as other,
+    ):
+        for one in (first, second):
+            one.send(500 * 2**10)
+            wait_until(lambda one=one: one.num_unread() == 0)
+        other.send(450 * 2**10)
+        served = other.answer(within=30)
+        assert served is not None
+        assert b'"param": "prompt"' in served
+        refused = second.answer(within=30)
+        assert refused is not None
+        assert refused.startswith(b"HTTP/1.1 429")
+        assert first.answer(within=0.2) is None, "it is not complete"
+        first.send(400 * 2**10)
+        served = first.answer(within=30)
+        assert served is not None
+        assert b'"param": "prompt"' in served
+
+
 class Upload:
     """A body without a prompt, of which parts are sent by hand."""
 
-    def __init__(self, connection: socket.socket, num_bytes: int) -> None:
+    def __init__(self, connection: socket.socket, num_bytes: int, token: str) -> None:
         self._connection = connection
         self._left = b'{"user":"' + b"a" * (num_bytes - 11) + b'"}'
         head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
-        head += f"content-length: {num_bytes}\r\n"
+        head += f"content-length: {num_bytes}\r\nauthorization: Bearer {token}\r\n"
         connection.sendall(head.encode() + b"content-type: application/json\r\n\r\n")
 
     def send(self, num_bytes: int) -> None:
@@ -221,7 +249,7 @@ class Upload:
 
 
 @contextmanager
-def upload(router: LoneRouter, num_bytes: int) -> Iterator[Upload]:
+def upload(router: LoneRouter, num_bytes: int, token: str = "") -> Iterator[Upload]:
     address = urlsplit(router.http_address)
     with socket.create_connection((address.hostname, address.port)) as connection:
-        yield Upload(connection, num_bytes)
+        yield Upload(connection, num_bytes, token)

@@ -212,10 +212,10 @@ async def test_large_body_is_counted_until_its_request_is_made(path):
         (endpoint, *_) = [r.endpoint for r in transport.app.app.routes if r.path == path]
         large = endpoint.__self__._bodies._large
         answering = asyncio.create_task(front.post(path, json=body))
-        await until(lambda: large._num_held > 2 * LARGE_BYTES)
+        await until(lambda: large.num_bytes > 2 * LARGE_BYTES)
         is_discovered.set()
         await until(lambda: decode.num_running == 1)
-        assert large._num_held == 0
+        assert large.num_bytes == 0
         cue.event.set()
         assert (await answering).status_code == 200
 

@@ -77,14 +77,18 @@ class Bodies:
 
     @asynccontextmanager
     async def read(
-        self, request: Request, schema: type[_Schema], count_bytes: Callable[[int], None]
+        self,
+        request: Request,
+        schema: type[_Schema],
+        count_bytes: Callable[[int], None],
+        tenant: str,
     ) -> AsyncIterator[_Schema]:
-        """Reads and parses the body. A large one has its share of the budget within the block.
-        Calls `count_bytes` with its size before it is parsed.
+        """Reads and parses the body. A large one has its share of the budget, as the tenant's,
+        within the block. Calls `count_bytes` with its size before it is parsed.
 
         Raises the errors of `read_body` and `parse`, and for unknown fields that are refused.
         """
-        with self._large.share() as share:
+        with self._large.share(tenant) as share:
             structure = Structure(self._bounds.of_kind.get(schema.__name__, self._bounds))
             body = await read_body(
                 request.stream(), request.headers, self._max_bytes, structure, share
@@ -94,7 +98,9 @@ class Bodies:
             if len(body) <= LARGE_BYTES:
                 parsed = parse(body, schema, structure.num_keys, unknown)
             else:
-                parsed = await self._large.parse(parse, body, schema, structure.num_keys, unknown)
+                parsed = await self._large.parse(
+                    tenant, parse, body, schema, structure.num_keys, unknown
+                )
             del body
             self._unknown.note(request.scope, unknown)
             yield parsed
@@ -120,11 +126,11 @@ async def read_body(
     body = bytearray()
     turn_end = 0.0
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with share.receiving(BODY_SECONDS):
             async for chunk in chunks:
                 if len(body) + len(chunk) > max_bytes:
                     raise BodyTooLargeError(max_bytes)
-                await _grow(share, len(body) + len(chunk))
+                await share.grow(len(body) + len(chunk))
                 body += chunk
                 for begin in range(0, len(chunk), PIECE_BYTES):
                     structure.feed(chunk[begin : begin + PIECE_BYTES])
@@ -133,14 +139,9 @@ async def read_body(
                         turn_end = time.monotonic() + _TURN_SECONDS
     except TimeoutError:
         raise BodyTimeoutError(f"the body did not come within {BODY_SECONDS:g} s") from None
-    return body
-
-
-async def _grow(share: Share, num_bytes: int) -> None:
-    try:
-        await share.grow(num_bytes)
     except OverloadedError as error:
         raise BodyOverloadError(str(error), error.retry_after, reason=error.reason) from None
+    return body
 
 
 def _check_media_type(headers: Mapping[str, str]) -> None:
