@@ -58,3 +58,8 @@ def responses_key(tenant: str, prefix: str = "") -> str:
 def response_key(tenant: str, number: str, prefix: str = "") -> str:
     """Returns the key of a stored response."""
     return f"{responses_key(tenant, prefix)}:{number}"
+
+
+def response_bytes_key(prefix: str = "") -> str:
+    """Returns the key of the sorted set of tenants with stored responses, by their bytes."""
+    return f"{prefix}{KEY_TAG}:responses"

@@ -1,4 +1,4 @@
-"""Store of responses in Redis, bounded per tenant, with a TTL.
+"""Store of responses in Redis, bounded per tenant and as a whole, with a TTL.
 
 Redis is advisory here, too: what it loses is an unknown response, and a response that cannot be
 stored is answered all the same. It is not trusted with texts: a response is encrypted with a key
@@ -21,11 +21,12 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from baton.cluster.keys import response_key, responses_key
+from baton.cluster.keys import response_bytes_key, response_key, responses_key
 from baton.cluster.redis.client import Command, prefix_of, transact, transact_each
 from baton.cluster.throttled_log import ThrottledLog
 from baton.errors import NotFoundError, UnavailableError
 from baton_router.apis.responses.limits import ResponseLimits
+from baton_router.apis.responses.store_scripts import DELETE, PUT
 
 _logger = logging.getLogger(__name__)
 
@@ -43,33 +44,6 @@ _PREFIXES = {
 }
 _NONCE_BYTES = 12
 _MORE_BYTES = 64  # that encryption adds, at most
-
-# Stores a response and drops the expired ones from the index, and the oldest ones above the limit.
-# Stores nothing in a Redis whose memory is half full, which registration needs more.
-#   KEYS: index, response; ARGV: number, content, TTL in milliseconds, now in milliseconds, maximum
-#   number of responses
-_PUT = """
-local memory = redis.call('INFO', 'memory')
-local used = tonumber(string.match(memory, 'used_memory:(%d+)')) or 0
-local most = tonumber(string.match(memory, 'maxmemory:(%d+)')) or 0
-if most > 0 and 2 * (used + #ARGV[2]) > most then return 0 end
-local now, kept = tonumber(ARGV[4]), {}
-local found = redis.call('HGETALL', KEYS[1])
-for i = 1, #found, 2 do
-  local expiry = tonumber(found[i + 1]) or 0
-  if expiry <= now then redis.call('HDEL', KEYS[1], found[i])
-  else kept[#kept + 1] = {expiry, found[i]} end
-end
-table.sort(kept, function(a, b) return a[1] < b[1] end)
-for i = 1, #kept - tonumber(ARGV[5]) + 1 do
-  redis.call('HDEL', KEYS[1], kept[i][2])
-  redis.call('DEL', KEYS[1] .. ':' .. kept[i][2])
-end
-redis.call('HSET', KEYS[1], ARGV[1], now + ARGV[3])
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
-return 1
-"""
 
 
 class ResponseStore:
@@ -97,11 +71,12 @@ class ResponseStore:
             return False
         place = self._place(tenant, response_id)
         ttl, now = int(1000 * self._ttl), time.time_ns() // 1_000_000
-        arguments = (place.number, place.encrypted(content), ttl, now, self._max_responses)
+        encrypted = place.encrypted(content)
+        arguments = (place.number, encrypted, ttl, now, self._max_responses, place.tenant)
         try:
             async with asyncio.timeout(_PUT_SECONDS):
                 (is_stored,) = await transact(
-                    self._redis, ("EVAL", _PUT, 2, place.index, place.key, *arguments)
+                    self._redis, ("EVAL", PUT, 3, *place.keys, *arguments)
                 )
         except (RedisError, OSError) as error:
             self._log.warning("a response is not stored: %s", error or type(error).__name__)
@@ -122,7 +97,7 @@ class ResponseStore:
         """Deletes a response of the tenant. Raises `NotFoundError`, `UnavailableError`."""
         await self.get(tenant, response_id)
         place = self._place(tenant, response_id)
-        await self._ask(response_id, ("DEL", place.key), ("HDEL", place.index, place.number))
+        await self._ask(response_id, ("EVAL", DELETE, 3, *place.keys, place.number, place.tenant))
 
     async def _ask(self, response_id: str, *commands: Command) -> list[Any]:
         try:
@@ -140,8 +115,7 @@ class ResponseStore:
             raise self._unknown(response_id)
         digest = hashlib.sha256(tenant.encode()).hexdigest()[:32]
         number, secret = match.groups()
-        index = responses_key(digest, self._prefix)
-        return _Place(index, response_key(digest, number, self._prefix), number, secret)
+        return _Place(digest, number, secret, self._prefix)
 
     def _unknown(self, response_id: str) -> NotFoundError:
         if not self.is_on:
@@ -158,12 +132,22 @@ class ResponseStore:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Place of a response in Redis: the keys of its tenant's index and of itself."""
+    """Place of a response in Redis. `tenant`: the digest of its name."""
 
-    index: str
-    key: str
+    tenant: str
     number: str
     secret: str
+    prefix: str
+
+    @property
+    def key(self) -> str:
+        return response_key(self.tenant, self.number, self.prefix)
+
+    @property
+    def keys(self) -> tuple[str, str, str]:
+        """Keys of the tenant's index, of the response, and of the bytes of all tenants."""
+        tenant, prefix = self.tenant, self.prefix
+        return responses_key(tenant, prefix), self.key, response_bytes_key(prefix)
 
     def encrypted(self, content: bytes) -> bytes:
         nonce = os.urandom(_NONCE_BYTES)
