@@ -23,6 +23,9 @@ _FLOW_SECONDS = 0.5
 # Pause after a call that was refused, so that the attack does not measure its own client.
 _PAUSE_SECONDS = 10.0
 _PROMPT = "Once upon a time"
+_LONG_TEXT = " ".join(str(number**2) for number in range(90_000))
+# One less than the largest body.
+_LARGE_BODY = b'{"user":"'.ljust(8 * 2**20 - 1, b"a")
 _numbers = count()
 
 
@@ -66,6 +69,17 @@ async def ambiguous_grammars(cluster: LocalCluster, size: int) -> AsyncIterator[
 
 
 @asynccontextmanager
+async def long_texts(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
+    """`size` calls at once, each with a text of almost 1 MiB to be tokenized."""
+
+    async def call(client: AsyncClient) -> None:
+        await client.tokenize(_LONG_TEXT)
+
+    async with _repeated(cluster, size, call):
+        yield
+
+
+@asynccontextmanager
 async def idle_connections(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
     """`size` gRPC connections without a call."""
     host, _, port = cluster.address.rpartition(":")
@@ -77,12 +91,28 @@ async def idle_connections(cluster: LocalCluster, size: int) -> AsyncIterator[No
 @asynccontextmanager
 async def slow_bodies(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
     """`size` HTTP connections in the middle of a body."""
+    async with _bodies(cluster, size, 1000, b"{"):
+        yield
+
+
+@asynccontextmanager
+async def large_bodies(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
+    """`size` HTTP connections with a body of 8 MiB that lacks its last byte."""
+    async with _bodies(cluster, size, len(_LARGE_BODY) + 1, _LARGE_BODY):
+        yield
+
+
+@asynccontextmanager
+async def _bodies(
+    cluster: LocalCluster, size: int, num_bytes: int, sent: bytes
+) -> AsyncIterator[None]:
+    """`size` HTTP connections with a body of so many bytes, of which some are sent."""
     host, _, port = cluster.http_address.rpartition("/")[2].rpartition(":")
     head = (
         f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {TOKEN}\r\n"
-        "content-type: application/json\r\ncontent-length: 1000\r\n\r\n{"
+        f"content-type: application/json\r\ncontent-length: {num_bytes}\r\n\r\n"
     )
-    with _connections(host, int(port), head.encode(), size):
+    with _connections(host, int(port), head.encode() + sent, size):
         await asyncio.sleep(_FLOW_SECONDS)
         yield
 

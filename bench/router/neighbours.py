@@ -74,6 +74,14 @@ async def complete(cluster: LocalCluster) -> None:
         (await client.post("/v1/completions", json=body, headers=headers)).raise_for_status()
 
 
+async def tokenize(cluster: LocalCluster, num_words: int) -> None:
+    """Tokenizes a text over HTTP, on a connection of its own."""
+    headers = {"authorization": f"Bearer {_TOKEN}"}
+    async with httpx.AsyncClient(base_url=cluster.http_address, timeout=60.0) as client:
+        body = {"prompt": "word " * num_words}
+        (await client.post("/tokenize", json=body, headers=headers)).raise_for_status()
+
+
 generate_by_cached_grammar = partial(generate, grammar="[ab]{3}")
 
 CASES = {
@@ -83,6 +91,8 @@ CASES = {
     "slow grammars, cached one": Case(attacks.slow_grammars, 24, generate_by_cached_grammar),
     "slow grammars, new one": Case(attacks.slow_grammars, 24, generate_by_new_grammar),
     "masks of grammars": Case(attacks.ambiguous_grammars, 4, generate),
+    "long texts": Case(attacks.long_texts, 24, partial(tokenize, num_words=1600)),
+    "large bodies": Case(attacks.large_bodies, 8, partial(tokenize, num_words=20_000)),
 }
 
 

@@ -17,6 +17,8 @@ SIZES = {
     "slow grammars, cached one": 6,
     "slow grammars, new one": 6,
     "masks of grammars": 2,
+    "long texts": 6,
+    "large bodies": 1,
 }
 
 
@@ -27,6 +29,7 @@ def cluster(tmp_path_factory) -> Iterator[LocalCluster]:
         "max_waiting": 20,
         "max_connections": 24,
         "http_max_connections": 24,
+        "large_request_budget_bytes": 2**20,
     }
     workers = {"max_num_seqs": 8}
     with LocalCluster(http_port=0, router_flags=flags, worker_flags=workers) as running:
