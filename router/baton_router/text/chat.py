@@ -95,10 +95,10 @@ class ChatTokenizer:
         chat = RenderedChat(text, frozenset(found[inner] | formed))
         return _up_to(chat, found[end]) if continues_answer else chat
 
-    def encode(self, chat: RenderedChat, salt: bytes | None = None) -> list[int]:
-        """Returns the tokens of a rendered conversation. `salt`: of the tenant whose tokenized
-        pieces are taken; None: none are."""
-        return self.pieces.encode(chat.text, chat.cuts, salt)
+    def encode(self, chat: RenderedChat, salt: bytes | None = None, holder: str = "") -> list[int]:
+        """Returns the tokens of a rendered conversation. `salt`, `holder`: as of
+        `CachingTokenizer.encode`."""
+        return self.pieces.encode(chat.text, chat.cuts, salt, holder)
 
     def _needs_marks(self, texts: Collection[str], keys: Collection[str]) -> bool:
         """Returns whether one of the strings has a control token, or may be one together with what

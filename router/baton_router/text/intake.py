@@ -249,7 +249,7 @@ class Intake:
         is_long = bool(chat.tools) or len(text) >= _THREAD_FROM_RENDERED
         in_thread = partial(in_thread_if_long, len(chat.turns))
         made = await (self._threads.call(holder, render) if is_long else in_thread(render))
-        encode = partial(self._chat.encode, salt=salt)
+        encode = partial(self._chat.encode, salt=salt, holder=holder)
         encode = partial(self._encode_fitting, _MESSAGES, longest, encode)
         prompt, text = await self._tokenized(made, read, _MESSAGES, encode, holder)
         return replace(prompt, continues_answer=chat.continues_answer), text

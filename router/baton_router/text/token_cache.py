@@ -60,12 +60,15 @@ class CachingTokenizer:
         self._from_chars = from_chars
         self._lock = threading.Lock()
 
-    def encode(self, text: str, cuts: Iterable[int] = (), salt: bytes | None = None) -> list[int]:
+    def encode(
+        self, text: str, cuts: Iterable[int] = (), salt: bytes | None = None, holder: str = ""
+    ) -> list[int]:
         """Returns the tokens of `text`, without those that the tokenizer adds by default.
 
         Args:
             cuts: positions at which it is cut: what is beside one another there is no token.
             salt: of the tenant whose pieces are taken and kept; None: none are.
+            holder: the tenant's name.
         """
         first, *others = _parts(text, cuts)
         # After a token a part is tokenized as within a text: some tokenizers add a space to a text.
@@ -73,7 +76,7 @@ class CachingTokenizer:
         parts = [(first, 0), *((self._barrier + part, skipped) for part in others)]
         if salt is not None and self._is_kept and len(text) >= self._from_chars:
             parts = [piece for part in parts for piece in self._pieces(*part)]
-            ids_of = self._kept({piece for piece, _ in parts}, salt)
+            ids_of = self._kept({piece for piece, _ in parts}, salt, holder)
         else:
             ids_of = self._encoded({part for part, _ in parts})
         ids: list[int] = []
@@ -94,14 +97,14 @@ class CachingTokenizer:
             yield piece, num_skipped
             num_skipped = 0
 
-    def _kept(self, pieces: Collection[str], salt: bytes) -> dict[str, Sequence[int]]:
+    def _kept(self, pieces: Collection[str], salt: bytes, holder: str) -> dict[str, Sequence[int]]:
         """Returns the tokens of each piece, of which new ones are kept."""
         with self._lock:
             found = {piece: self._cache.get(PieceKey(salt, piece)) for piece in pieces}
         new = self._encoded([piece for piece, ids in found.items() if ids is None])
         with self._lock:
             for piece, ids in new.items():
-                self._cache.put(PieceKey(salt, piece), array("I", ids))
+                self._cache.put(PieceKey(salt, piece), array("I", ids), holder)
         return {**new, **{piece: ids for piece, ids in found.items() if ids is not None}}
 
     def _encoded(self, texts: Collection[str]) -> dict[str, Sequence[int]]:

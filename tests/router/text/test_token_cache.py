@@ -103,6 +103,20 @@ def test_tenants_find_only_their_own_pieces():
         assert tokenizer.taken() == ([] if is_known else [text])
 
 
+async def test_conversations_of_one_tenant_evict_no_others():
+    tokenizer = Counting()
+    card = replace(tiny(), tokenizer=tokenizer)
+    intake = Intake(card, RequestLimits(text_cache_bytes=50_000))
+    few, many = Tenant("few", b"f"), Tenant("many", b"m")
+    await intake.prompt_of(Conversation([Turn("user", (f"hello{LONG}",))]), tenant=few)
+    for number in range(20):
+        turns = [Turn("user", (f"{number}{LONG}",))]
+        await intake.prompt_of(Conversation(turns), tenant=many.salted(str(number)))
+    tokenizer.taken()
+    await intake.prompt_of(Conversation([Turn("user", (f"hello{LONG}",))]), tenant=few)
+    assert not any(LONG in text for text in tokenizer.taken())
+
+
 @pytest.mark.parametrize(("cache_bytes", "is_known"), [(0, False), (6000, False), (2**20, True)])
 async def test_turn_of_a_conversation_tokenizes_what_is_new(cache_bytes, is_known):
     tokenizer = Counting()

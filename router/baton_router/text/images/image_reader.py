@@ -116,7 +116,7 @@ class ImageReader:
         frames = self.cache.get(key)
         if frames is None:
             frames = await self._process(file, max_frames, holder)
-            self.cache.put(key, frames)
+            self.cache.put(key, frames, holder)
         return frames
 
     async def _process(self, file: bytes, max_frames: int, holder: str) -> Frames:

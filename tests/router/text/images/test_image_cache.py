@@ -122,6 +122,17 @@ async def test_tenants_find_only_their_own_images(checkpoint, reader):
     assert counts(intake) == (0, 3)
 
 
+async def test_images_of_one_tenant_evict_no_others(checkpoint, reader):
+    intake = cached(checkpoint, reader, cache_bytes=3 * BYTES)
+    few, many = Tenant("few", b"f"), Tenant("many", b"m")
+    await read(intake, FILES[:1], few)
+    for at in range(1, 4):
+        await read(intake, FILES[at : at + 1], many)
+    assert counts(intake) == (0, 4)
+    await read(intake, FILES[:1], few)
+    assert counts(intake) == (1, 4)
+
+
 async def test_dropped_images_are_read_again(checkpoint, reader):
     intake = cached(checkpoint, reader)
     assert intake.images.cache is not None
