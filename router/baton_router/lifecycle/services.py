@@ -99,7 +99,7 @@ class Services:
         self.retry_budget.deposit()
         try:
             if request.encoder_inputs:
-                observers.append(self.images.reserve(request))
+                observers.append(self.images.reserve(request, self.admission_controller.abandon))
             tenant = request.tenant.name
             observers.append(self.limits.reserve(tenant, request.most_tokens).end)
             decision = await self.admission_controller.admit(request, tenant, deadline)

@@ -1,6 +1,7 @@
 """Images on their way through the router: to every worker of every attempt, within limits, and in
 no record."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -14,6 +15,7 @@ from baton.models.images.encoder_input import EncoderInput, TensorData
 from baton.rpc.encoder_inputs import encoder_input_to_message
 from baton.sampling import SamplingParams
 from baton.serving.deadline import Deadline
+from baton.serving.tenant import Tenant
 from baton_router.call.generate_call import GenerateCall
 from baton_router.call.request import Request
 from baton_router.lifecycle.inference import Inference
@@ -41,6 +43,7 @@ from tests.support.router.scripted import (
     tokens,
 )
 from tests.support.serving.credentials import Call
+from tests.support.waiting import until
 
 PIXELS = TensorData("float32", (1, 3, 50, 50), bytes(range(250)) * 120)
 IMAGES = (
@@ -86,6 +89,13 @@ class IntakeWithImages(Intake):
         return replace(await super().read(*args), encoder_inputs=IMAGES)
 
 
+class IntakeOfFew(IntakeWithImages):
+    """Intake of another tenant's requests."""
+
+    async def read(self, *args: Any) -> Request:
+        return replace(await super().read(*args), tenant=Tenant("few"))
+
+
 def inference_with_images(fleet: FakeFleet, budget: ImageBudget) -> Inference:
     services = inference_of(fleet, Quotas())._services
     return Inference(
@@ -128,6 +138,30 @@ async def test_images_of_requests_in_flight_share_a_budget():
                     await anext(second)
             assert (budget.num_bytes, budget.num_rejected) == (NUM_BYTES, 1)
         assert budget.num_bytes == 0
+
+
+async def test_waiting_images_of_largest_tenant_give_way():
+    async with fleet_of(prefill_behind(0, 0), decode(READY, Forever())) as fleet:
+        budget = ImageBudget(max_held_bytes=3 * NUM_BYTES)
+        many = inference_with_images(fleet, budget)
+        few = Inference(replace(many._services, intake=IntakeOfFew(card(), RequestLimits())), 0.0)
+        controller = many._services.admission_controller
+        controller.pause()
+
+        async def wait_for_event(inference: Inference) -> None:
+            async with generation(inference) as events:
+                await anext(events)
+
+        waiting = [asyncio.create_task(wait_for_event(many)) for _ in range(3)]
+        await until(lambda: controller.num_waiting == 3)
+        waiting.append(asyncio.create_task(wait_for_event(few)))
+        with pytest.raises(OverloadedError, match="encoder-input-budget-bytes"):
+            await waiting.pop(2)
+        assert (controller.num_waiting, budget.num_bytes) == (3, 3 * NUM_BYTES)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert (budget.num_bytes, budget.num_rejected) == (0, 1)
 
 
 async def test_images_are_in_no_record_and_no_log(tmp_path, caplog):

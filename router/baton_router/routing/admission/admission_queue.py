@@ -99,7 +99,7 @@ class AdmissionQueue(Generic[T]):
         self,
         quotas: Quotas,
         forecaster: Forecaster[T],
-        on_displaced: Callable[[T, BatonError], None],
+        on_displaced: Callable[[T, BatonError], object],
         max_waiting: int = MAX_WAITING,
         clock: Clock = time.monotonic,
     ) -> None:

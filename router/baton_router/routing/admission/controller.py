@@ -91,11 +91,13 @@ class AdmissionController:
         self._queue.leave(request.tenant.name, account.num_new_tokens)
         self.poll()
 
-    def abandon(self, request: Request, error: BatonError) -> None:
-        """Removes a queued request: its `admit` raises `error`."""
+    def abandon(self, request: Request, error: BatonError) -> bool:
+        """Removes a queued request: its `admit` raises `error`. Returns whether it was queued."""
         admission = self._pending.get(id(request))
-        if admission is not None and not admission.done():
-            admission.set_exception(error)
+        if admission is None or admission.done():
+            return False
+        admission.set_exception(error)
+        return True
 
     def pause(self) -> None:
         """Admits no request until `resume`; requests queue, up to their deadlines. Idempotent."""

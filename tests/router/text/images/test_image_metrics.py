@@ -2,6 +2,9 @@
 
 from prometheus_client import CollectorRegistry
 
+from baton.models.images.encoder_input import EncoderInput, TensorData
+from baton.sampling import SamplingParams
+from baton_router.call.request import Request
 from baton_router.metrics.image_metrics import ImageMetrics
 from baton_router.routing.admission.image_budget import ImageBudget
 from baton_router.text.images.image_limits import ImageLimits
@@ -10,7 +13,11 @@ from baton_router.text.images.image_pool import ImagePool
 
 def test_image_metrics_have_each_model_and_the_budget():
     budget, pool = ImageBudget(max_held_bytes=100), ImagePool("", ImageLimits(), 2)
-    budget.num_bytes, budget.num_rejected = 70, 3
+    data = {"pixel_values": TensorData("uint8", (70,), bytes(70))}
+    images = (EncoderInput(b"i" * 16, 0, 1, data),)
+    request = Request("r", (1,), SamplingParams(), encoder_inputs=images)
+    budget.reserve(request, lambda _request, _error: False)
+    budget.num_rejected = 3
     pool.num_busy, pool.num_restarts = 1, 2
     pool.preprocessing.observe(0.02)
     registry = CollectorRegistry()
