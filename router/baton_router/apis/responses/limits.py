@@ -25,8 +25,8 @@ class ResponseLimits:
     )
     per_tenant: int = setting(
         200,
-        "Maximum stored responses of a tenant. Beyond it the oldest are dropped; none is stored "
-        "while Redis' memory is half full.",
+        "Maximum stored responses of a tenant. Beyond it the oldest are dropped; while Redis' "
+        "memory is half full, those of the tenant with the most bytes.",
         ge=1,
         le=10_000,
     )
