@@ -5,13 +5,16 @@ import re
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
+from baton.cli.certs import Authority
 from baton.cli.command import HINTS, MAX_SUMMARY, SECTIONS
 from baton.cli.local.process import Process
 from baton.cli.main import app
@@ -45,6 +48,20 @@ def test_help_lists_commands_without_heavy_imports() -> None:
     assert ended.returncode == 0, ended.stderr
     assert all(f"\n  {command} " in ended.stdout for command in COMMANDS)
     assert "heavy: []" in ended.stdout
+
+
+def test_command_adds_no_lines_of_grpc_to_its_own(tmp_path: Path) -> None:
+    """A server without TLS, asked by TLS, which gRPC notes for itself."""
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(Authority().own.cert)
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    ended = baton("workers", "--admin", f"127.0.0.1:{port}", "--tls-ca", str(ca))
+    server.stop(None)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("baton: ")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -205,9 +205,9 @@ def test_up_ends_with_the_last_error_of_a_worker_alone(tmp_path: Path) -> None:
     config.write_text(json.dumps({**json.loads(config.read_text()), "vocab_size": 5000}))
     ended = baton(*ARGUMENTS, "--model", str(folder))
     assert ended.returncode == 1
-    (line,) = ended.stderr.splitlines()
     failed = "(prefill-0|decode-0|prefill-0 and decode-0)"  # those that have ended when up looks
-    assert re.match(f"baton: {failed} failed: '.*damaged' has weights .* of shape", line)
+    said = f"baton: {failed} failed: '.*damaged' has weights .* of shape .*\n"
+    assert re.fullmatch(said, ended.stderr), ended.stderr
 
 
 REFUSED = {

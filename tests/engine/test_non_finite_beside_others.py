@@ -15,6 +15,7 @@ from tests.support.engine.engines import assert_idle, load_parts, request
 from tests.support.engine.kinds import KINDS, transcript
 from tests.support.engine.overflow import OVERFLOWING, BrokenDrafter, save_overflowing
 from tests.support.engine.prompts import random_prompt, sharing_prompts
+from tests.support.engine.toss_ups import differ_by_toss_ups
 from tests.support.grids import nightly
 
 TIGHT = {"block_size": 4, "num_blocks": 96, "max_num_seqs": 8, "max_num_batched_tokens": 20}
@@ -101,7 +102,9 @@ def overflowing(tmp_path_factory):
     ],
 )
 @pytest.mark.parametrize("family", ["llama", *nightly(FAMILIES)])
-def test_others_are_answered_as_without_broken_ones(overflowing, family, way, is_late, count, seed):
+def test_others_are_answered_as_without_broken_ones(
+    overflowing, oracle, family, way, is_late, count, seed
+):
     """A sampled answer may choose what overflows by itself, and fails without others, too."""
     path, requests = overflowing(family), innocent(count, seed)
     config, loaded = load_parts(path, **WAYS[way])
@@ -115,6 +118,7 @@ def test_others_are_answered_as_without_broken_ones(overflowing, family, way, is
     assert core.scheduler.stats().num_non_finite_requests == len(failed)
     for each in requests:
         if each.request_id not in failed:
-            of_each = updates[each.request_id], alone[each.request_id]
-            assert transcript(of_each[0]) == transcript(of_each[1]), each.request_id
+            found, expected = (transcript(of[each.request_id]) for of in (updates, alone))
+            if found != expected:  # one of thousands of draws, where batches are cut otherwise
+                assert differ_by_toss_ups(oracle, path, each, found, expected), each.request_id
     assert_idle(LLM(core))
