@@ -23,6 +23,7 @@ from tests.support.router.scripted import (
     decode,
     finished,
     first,
+    of,
     prefill,
     tokens,
 )
@@ -257,9 +258,11 @@ async def test_sampling_that_grpc_has_is_taken_over_http(path):
     assert asked.sampling.bad_token_ids
     assert asked.priority == -3
     beams = {"use_beam_search": True, "n": 3, "length_penalty": 2.0, "early_stopping": "never"}
-    decoding = decode(READY)
+    written = (of(i, event) for i in range(3) for event in (tokens(0, 1, 1), finished()))
+    decoding = decode(READY, *written)
     async with front_of(prefill(first(), RELEASED), decoding) as front:
-        await front.post(f"/v1/{path}", json={**ROUTES[path], **beams})
+        answer = await front.post(f"/v1/{path}", json={**ROUTES[path], **beams})
+    assert answer.status_code == 200, answer.text
     sampling = decoding.requests[0].sampling
     assert (sampling.beam_width, sampling.n, sampling.temperature) == (3, 3, 0.0)
     assert sampling.length_penalty == 2.0
