@@ -3,8 +3,8 @@
 import asyncio
 import os
 import signal
+from typing import Any
 
-import psutil
 import pytest
 
 from baton.engine.config import EngineConfig
@@ -12,13 +12,14 @@ from baton.engine.core.assembly import LoadedModel
 from baton.engine.core.engine_core import EngineCore
 from baton.engine.executor.grammar.compiler import GrammarCompiler
 from baton.engine.executor.grammar.judge import GrammarLimits
+from baton.engine.llm import LLM
 from baton.engine.request import EngineRequest
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
-from tests.support.engine.engines import load
+from tests.support.engine.engines import load, load_parts
 from tests.support.engine.streams import running
 
-ROOM = {"num_blocks": 64, "block_size": 16}
+ROOM: dict[str, Any] = {"num_blocks": 64, "block_size": 16}
 
 
 class PatientCore(EngineCore):
@@ -31,27 +32,28 @@ class PatientCore(EngineCore):
             loaded.path, info.vocab_size, info.eos_token_ids, limits=limits
         )
 
+    @property
+    def trial_pids(self) -> list[int]:
+        assert self._grammars is not None
+        return self._grammars.trial_pids
+
 
 def request(tenant: str, pattern: str, salt: bytes = b"") -> EngineRequest:
     params = SamplingParams(grammar=Grammar(GrammarKind.REGEX, pattern))
     return EngineRequest("r", (5, 6, 7), params, 3, tenant=tenant, salt=salt)
 
 
-def trial_processes() -> list[psutil.Process]:
-    children = psutil.Process().children(recursive=True)
-    return [p for p in children if "baton.engine.executor.grammar.judge" in p.cmdline()]
-
-
 async def test_grammar_turns_pass_one_tenants_slow_grammars(checkpoints):
-    async with running(load(checkpoints["tiny"], PatientCore, **ROOM)) as serving:
+    core = PatientCore(*load_parts(checkpoints["tiny"], **ROOM))
+    async with running(LLM(core)) as serving:
         for count in range(1, 11):  # two at once need two processes, if both threads get a core
             both = f"[ab]{{{count}}}", f"[cd]{{{count}}}"
             await asyncio.gather(*(serving.compile_grammar(request("b", each)) for each in both))
-            if len(trials := trial_processes()) == 2:
+            if len(trials := core.trial_pids) == 2:
                 break
         assert len(trials) == 2
-        for process in trials:
-            os.kill(process.pid, signal.SIGSTOP)
+        for pid in trials:
+            os.kill(pid, signal.SIGSTOP)
         try:
             slow = [
                 asyncio.create_task(serving.compile_grammar(request("a", f"[xy]{{{n}}}")))
@@ -64,8 +66,8 @@ async def test_grammar_turns_pass_one_tenants_slow_grammars(checkpoints):
                 await serving.compile_grammar(request("b", "(a"))
             assert not any(task.done() for task in slow)
         finally:
-            for process in trials:
-                os.kill(process.pid, signal.SIGCONT)
+            for pid in trials:
+                os.kill(pid, signal.SIGCONT)
         await asyncio.gather(*slow)
 
 
