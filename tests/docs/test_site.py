@@ -52,7 +52,8 @@ def test_symptom_says_what_to_run_look_at_and_do():
 def test_refusals_are_listed_by_every_reason_of_the_metric():
     folders = ("baton/serving", "router/baton_router")
     sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
-    pattern = re.compile(r'[( ]reason=f?"(\w+|\{kind\}\w+)"')
+    # What threads are for is the reason of what gives way at them.
+    pattern = re.compile(r'(?:[( ]reason=f?|FairThreads\(.*)"(\w+|\{kind\}\w+)"')
     reasons = {reason for path in sources for reason in pattern.findall(path.read_text())}
     kinds = {reason.format(kind=kind) for reason in reasons for kind in get_args(Kind)}
     default = inspect.signature(OverloadedError).parameters["reason"].default

@@ -12,6 +12,7 @@ import pytest
 
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc
+from tests.support.child_processes import children_running
 from tests.support.engine.images import IMAGE_TOKEN, PLACEHOLDER_ID, TOKENS_PER_IMAGE, image
 from tests.support.router.hostile_images import png_bomb
 from tests.support.router.images import encoded, save_checkpoint
@@ -42,8 +43,7 @@ def tokens_of(router: LoneRouter, *files: bytes, text: str = TEXT) -> list[int]:
 
 
 def image_processes(router: LoneRouter) -> list[psutil.Process]:
-    children = psutil.Process(router._process.pid).children(recursive=True)
-    return [child for child in children if "image_process" in " ".join(child.cmdline())]
+    return children_running("image_process", psutil.Process(router._process.pid))
 
 
 def test_router_expands_images_without_torch(router):

@@ -184,17 +184,23 @@ def test_constrained_output_is_in_the_language(plain, expected):
     assert len(set(expected.values())) > len(GRAMMARS), "all prompts say the same"
 
 
-@pytest.mark.parametrize("policy", mostly_slow(POLICIES, "decode-first"))
-@pytest.mark.parametrize("way", WAYS)
-def test_constrained_requests_equal_those_run_alone(checkpoints, expected, way, policy):
-    engine = load(checkpoints["tiny"], **WAYS[way], policy=policy)
+def all_at_once(engine: LLM, expected: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Returns what the prompts get that run together. An engine that takes drafts has those of the
+    expected tokens."""
     prompts = prompts_of(engine)
-    if "max_drafts" in WAYS[way]:
+    if engine.core.config.max_drafts:
         engine.core.drafter = OracleDrafter(expected, {k: len(p) for k, p in prompts.items()})
     for key, prompt in prompts.items():
         engine.core.add(request(key, prompt, params_of(key)))
     updates = drain(engine)
-    assert {key: output_of(updates[key])[0] for key in prompts} == expected
+    return {key: output_of(updates[key])[0] for key in prompts}
+
+
+@pytest.mark.parametrize("policy", mostly_slow(POLICIES, "decode-first"))
+@pytest.mark.parametrize("way", WAYS)
+def test_constrained_requests_equal_those_run_alone(checkpoints, expected, way, policy):
+    engine = load(checkpoints["tiny"], **WAYS[way], policy=policy)
+    assert all_at_once(engine, expected) == expected
     stats = engine.core.scheduler.stats()
     if "max_drafts" in WAYS[way]:
         assert stats.num_drafted_tokens > stats.num_accepted_tokens > 0
@@ -208,24 +214,14 @@ def test_constrained_requests_equal_those_run_alone(checkpoints, expected, way, 
 @pytest.mark.parametrize("way", mostly_slow(WAYS, "guessing amid preemption"))
 def test_masks_beside_the_steps_change_no_token(checkpoints, expected, way, ahead):
     engine = load(checkpoints["tiny"], BesideCore, **WAYS[way], async_scheduling=ahead)
-    prompts = prompts_of(engine)
-    if "max_drafts" in WAYS[way]:
-        engine.core.drafter = OracleDrafter(expected, {k: len(p) for k, p in prompts.items()})
-    for key, prompt in prompts.items():
-        engine.core.add(request(key, prompt, params_of(key)))
-    updates = drain(engine)
-    assert {key: output_of(updates[key])[0] for key in prompts} == expected
+    assert all_at_once(engine, expected) == expected
     assert engine.core.num_waits[NotAhead.GRAMMAR] > 0 or not ahead
     assert_idle(engine)
 
 
 def test_constrained_requests_are_launched_ahead(checkpoints, expected):
     engine = load(checkpoints["tiny"], **ROOM, async_scheduling=True)
-    prompts = prompts_of(engine)
-    for key, prompt in prompts.items():
-        engine.core.add(request(key, prompt, params_of(key)))
-    updates = drain(engine)
-    assert {key: output_of(updates[key])[0] for key in prompts} == expected
+    assert all_at_once(engine, expected) == expected
     assert engine.core.num_waits.keys() <= {NotAhead.NOTHING}
     assert (
         engine.core.scheduler.stats().num_steps_ahead

@@ -59,11 +59,13 @@ def add(engine: LLM, name: str, grammar: Slow, tenant: str = "") -> None:
 def told(engine: LLM, name: str, num_tokens: int) -> dict[str, list[int]]:
     """The tokens of all sequences once that of this name has so many."""
     tokens: dict[str, list[int]] = {name: []}
-    while len(tokens[name]) < num_tokens:
+    for _ in range(10_000):
         for update in engine.core.step().updates:
             if update.token_id is not None:
                 tokens.setdefault(update.request_id, []).append(update.token_id)
-    return tokens
+        if len(tokens[name]) >= num_tokens:
+            return tokens
+    raise AssertionError(f"{name} has {len(tokens[name])} tokens of {num_tokens}")
 
 
 def rest(engine: LLM, name: str) -> list[int]:

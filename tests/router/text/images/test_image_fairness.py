@@ -22,6 +22,7 @@ from baton_router.text.intake import Intake
 from baton_router.text.model_card import read_model_card
 from baton_router.text.prompt_images import PromptImages
 from baton_router.text.request_bounds import RequestLimits
+from tests.support.child_processes import children_running
 from tests.support.engine.images import IMAGE_TOKEN, image
 from tests.support.router.calls import call_of, tokenized
 from tests.support.router.images import encoded, running_reader, save_checkpoint
@@ -45,8 +46,7 @@ async def reader(checkpoint) -> AsyncIterator[ImageReader]:
 
 def decoders() -> set[int]:
     """Returns the processes that decode images for this one."""
-    children = psutil.Process().children()
-    return {child.pid for child in children if decoder.__name__ in " ".join(child.cmdline())}
+    return {child.pid for child in children_running(decoder.__name__, psutil.Process())}
 
 
 def stop(pid: int) -> None:
