@@ -6,6 +6,7 @@ from typing import Any
 import openai
 import pytest
 
+from baton.errors import DeadlineExceededError
 from baton.v1 import inference_pb2 as pb
 from baton_router.apis.responses.functions import Functions
 from baton_router.apis.responses.schemas import FunctionTool, Namespace
@@ -240,8 +241,8 @@ async def test_response_has_required_fields_and_what_was_given(model, stream, gi
 @pytest.mark.parametrize(("text", "kind"), [("Hello there.", "message"), (OSLO, "function_call")])
 async def test_failed_response_stream_closes_its_items(model, text, kind):
     computing, decoding = writing(f"{THOUGHT}{text}", 1, model=model)
-    # The worker ends its answer without a word of why.
-    del decoding.script[-1 if kind == "message" else -8 :]
+    over = DeadlineExceededError("its time is over")  # for which no other worker is tried
+    decoding.script[-1 if kind == "message" else -8 :] = [over]
     async with front_of(computing, decoding, model=model) as front:
         stream = await openai_client_of(front).responses.create(
             model=model.name,

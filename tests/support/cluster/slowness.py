@@ -8,20 +8,20 @@ import psutil
 
 from baton.cli.local.local_cluster import LocalCluster
 
-_RUNS_S = 0.001
-_RESTS_S = 0.009
+_RUNS_S = 0.003
+_RESTS_S = 0.012
 
 
 @contextlib.contextmanager
 def slowed(cluster: LocalCluster, *names: str) -> Iterator[None]:
-    """Engines of these workers compute for one of ten milliseconds for the length of the block, or
-    to their end. A small model computes hundreds of tokens while a busy machine leaves a test
-    without a core."""
+    """Engines of these workers compute for a fifth of the time, until the block or the first of
+    them ends. A small model computes hundreds of tokens while a busy machine leaves a test without
+    a core."""
     engines = [child for name in names for child in _engines_of(cluster, name)]
     is_over = threading.Event()
 
     def take_turns() -> None:
-        while not is_over.wait(_RUNS_S):
+        while all(map(psutil.Process.is_running, engines)) and not is_over.wait(_RUNS_S):
             for engine in engines:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     engine.suspend()

@@ -99,9 +99,8 @@ async def test_shm_refuses_peer_of_other_user_on_either_side(side):
     async with HandleServer(two_pools(), user=users.get("source")) as server:
         files = len(open_files())
         await refusal(server.offer, user=users.get("claimant"))
-        await asyncio.sleep(0.01)
+        await until(lambda: len(open_files()) <= files)
         assert not server.num_readers
-        assert len(open_files()) <= files
 
 
 async def test_shm_attach_refuses_pools_of_wrong_number_or_size():
