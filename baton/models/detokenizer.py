@@ -67,8 +67,9 @@ class Detokenizer:
         self._lone = _lone_texts(tokenizer)
         # Tokens shown last, on which the text of the next may depend.
         self._context = [t for t in after[-_MAX_PENDING:] if t not in self._lone.skipped]
-        if self._context and self._decode(self._context).endswith(_INCOMPLETE):
-            self._context = []
+        # They may begin amid a character, for which some decoders write no byte behind it either.
+        while self._context and self._decode(self._context).endswith(_INCOMPLETE):
+            del self._context[0]
         self._pending: list[int] = []  # tokens whose text is not shown yet
 
     def push(self, token_id: int) -> str:
