@@ -17,6 +17,8 @@ from tests.support.router.written import OSLO, calling_card, save_calling_model,
 from tests.support.sdk_requests import Drawer
 
 NUM_REQUESTS = 150
+MAX_TOKENS = 100  # of what the workers write
+LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 KINDS: dict[str, Any] = {
     "/v1/completions": CompletionCreateParamsBase,
     "/v1/chat/completions": ChatParams,
@@ -46,6 +48,9 @@ async def test_request_of_an_sdk_is_answered_or_refused_by_field(path, card):
             body["input"] = drawer.field(KINDS[path], "input")
         for several in ("n", "best_of"):  # the workers write one sequence
             body.pop(several, None)
+        for bound in LENGTHS:  # all of it, however long
+            if (body.get(bound) or 0) > 0:
+                body[bound] += MAX_TOKENS
         if rng.random() < 0.5:
             body["stream"] = rng.random() < 0.5
         async with front_of(*writing(OSLO, model=card), model=card) as front:
