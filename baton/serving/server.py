@@ -121,6 +121,11 @@ class Server:
         return 0 if self._guard is None else self._guard.num_dropped
 
     @property
+    def num_refused_addresses(self) -> int:
+        """Addresses that may not connect now, since their connections were dropped."""
+        return 0 if self._guard is None else self._guard.num_refused_addresses
+
+    @property
     def is_draining(self) -> bool:
         return self._drain is not None
 

@@ -5,27 +5,36 @@ under way.
 """
 
 import asyncio
+import io
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import cache
 from itertools import count
 
-from baton import AsyncClient, SamplingParams
+import PIL.Image
+
+from baton import AsyncClient, Image, Message, SamplingParams
 from baton.cli.local.local_cluster import LocalCluster
 from baton.errors import BatonError
 from baton.sampling import Grammar, GrammarKind
+from bench.router.stream_resets import attackers_again
 
 TOKEN = "attacker"
 SOURCE = "127.0.0.2"
 # The preface of HTTP/2 with empty settings: a handshake without a call.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _FLOW_SECONDS = 0.5
+_GENERATE = "/baton.v1.Inference/Generate"
+_RESETTING_SOURCE = "127.0.0.3"
+_RESETTING_SECONDS = 120.0  # at most
 # Pause after a call that was refused, so that the attack does not measure its own client.
 _PAUSE_SECONDS = 10.0
 _PROMPT = "Once upon a time"
 _LONG_TEXT = " ".join(str(number**2) for number in range(90_000))
 # One less than the largest body.
 _LARGE_BODY = b'{"user":"'.ljust(8 * 2**20 - 1, b"a")
+_LARGE_SIDE = 8192  # pixels
 _numbers = count()
 
 
@@ -80,10 +89,39 @@ async def long_texts(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
+async def large_images(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
+    """`size` calls at once, each with another image of as many pixels as a router takes."""
+
+    async def call(client: AsyncClient) -> None:
+        image = Image(_large_image() + str(next(_numbers)).encode())
+        await client.generate([Message("user", [image])], SamplingParams(max_tokens=1)).token_ids()
+
+    async with _repeated(cluster, size, call):
+        yield
+
+
+@cache
+def _large_image() -> bytes:
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (_LARGE_SIDE, _LARGE_SIDE), "white").save(file, "PNG")
+    return file.getvalue()
+
+
+@asynccontextmanager
 async def idle_connections(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
     """`size` gRPC connections without a call."""
     host, _, port = cluster.address.rpartition(":")
     with _connections(host, int(port), _PREFACE, size):
+        await asyncio.sleep(_FLOW_SECONDS)
+        yield
+
+
+@asynccontextmanager
+async def resetting_connections(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
+    """`size` gRPC connections that reset each call at once, opened again whenever they are dropped:
+    from an address of their own, which the port then refuses."""
+    port = int(cluster.address.rpartition(":")[2])
+    with attackers_again(port, _GENERATE, size, _RESETTING_SECONDS, _RESETTING_SOURCE):
         await asyncio.sleep(_FLOW_SECONDS)
         yield
 

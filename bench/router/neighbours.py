@@ -7,6 +7,8 @@ until a running one ends.
 
 import asyncio
 import hashlib
+import io
+import random
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -18,15 +20,17 @@ from pathlib import Path
 
 import httpx
 
-from baton import AsyncClient, SamplingParams
+from baton import AsyncClient, Image, Message, SamplingParams
 from baton.cli.local.local_cluster import LocalCluster
 from baton.errors import BatonError
+from baton.models.shapes.drawings import random_drawing
 from baton.sampling import Grammar, GrammarKind
 from bench.report import CasesFailedError, Row
 from bench.router import attacks
 
 AIM = 0.5
 NUM_CALLS = 25
+MODEL = "shapes"  # which takes images
 _TOKEN = "innocent"
 _PROMPT = "Once upon a time"
 _numbers = count()
@@ -74,6 +78,15 @@ async def complete(cluster: LocalCluster) -> None:
         (await client.post("/v1/completions", json=body, headers=headers)).raise_for_status()
 
 
+async def look(cluster: LocalCluster) -> None:
+    """Generates from a drawing that no call has shown before."""
+    file = io.BytesIO()
+    random_drawing(random.Random(next(_numbers))).image().save(file, "PNG")
+    asked = [Message("user", [Image(file.getvalue()), "How many circles?"])]
+    async with AsyncClient(cluster.address, token=_TOKEN) as client:
+        await client.generate(asked, SamplingParams(max_tokens=8), timeout=60.0).token_ids()
+
+
 async def tokenize(cluster: LocalCluster, num_words: int) -> None:
     """Tokenizes a text over HTTP, on a connection of its own."""
     headers = {"authorization": f"Bearer {_TOKEN}"}
@@ -87,10 +100,12 @@ generate_by_cached_grammar = partial(generate, grammar="[ab]{3}")
 CASES = {
     "admission queue": Case(attacks.waiting_calls, 1200, generate),
     "gRPC connections": Case(attacks.idle_connections, 1100, generate),
+    "streams reset": Case(attacks.resetting_connections, 4, generate),
     "HTTP connections": Case(attacks.slow_bodies, 1060, complete),
     "slow grammars, cached one": Case(attacks.slow_grammars, 24, generate_by_cached_grammar),
     "slow grammars, new one": Case(attacks.slow_grammars, 24, generate_by_new_grammar),
     "masks of grammars": Case(attacks.ambiguous_grammars, 4, generate),
+    "image decoders": Case(attacks.large_images, 12, look),
     "long texts": Case(attacks.long_texts, 24, partial(tokenize, num_words=1600)),
     "large bodies": Case(attacks.large_bodies, 8, partial(tokenize, num_words=20_000)),
 }
@@ -100,7 +115,7 @@ def run(repeats: int) -> list[Row]:
     """Each attack in turns with none."""
     with tempfile.TemporaryDirectory() as folder:
         flags = {"tenants_file": tenants_file(Path(folder))}
-        with LocalCluster(http_port=0, router_flags=flags) as cluster:
+        with LocalCluster(MODEL, http_port=0, router_flags=flags) as cluster:
             measured = asyncio.run(measure_all(cluster, CASES, NUM_CALLS, repeats))
     rows = [_row(name, each) for name, each in measured.items() if each.beside]
     failures = {

@@ -6,17 +6,19 @@ from dataclasses import replace
 import pytest
 
 from baton.cli.local.local_cluster import LocalCluster
-from bench.router.neighbours import CASES, Measured, measure_all, tenants_file
+from bench.router.neighbours import CASES, MODEL, Measured, measure_all, tenants_file
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 SIZES = {
     "admission queue": 60,
     "gRPC connections": 40,
+    "streams reset": 1,
     "HTTP connections": 40,
     "slow grammars, cached one": 6,
     "slow grammars, new one": 6,
     "masks of grammars": 2,
+    "image decoders": 2,
     "long texts": 6,
     "large bodies": 1,
 }
@@ -32,7 +34,7 @@ def cluster(tmp_path_factory) -> Iterator[LocalCluster]:
         "large_request_budget_bytes": 2**20,
     }
     workers = {"max_num_seqs": 8}
-    with LocalCluster(http_port=0, router_flags=flags, worker_flags=workers) as running:
+    with LocalCluster(MODEL, http_port=0, router_flags=flags, worker_flags=workers) as running:
         yield running
 
 

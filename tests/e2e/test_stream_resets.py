@@ -7,9 +7,9 @@ import pytest
 
 from baton.client.client import AsyncClient
 from baton.sampling import SamplingParams
+from bench.router.stream_resets import attackers
 from tests.support.cluster.second_router import second_router
 from tests.support.cluster.watch import until_nothing_is_held
-from tests.support.serving.stream_resets import attackers
 
 pytestmark = pytest.mark.e2e
 

@@ -10,8 +10,8 @@ import pytest
 from baton.serving.grpc.connection_guard import CallRates, ConnectionLimits
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
+from bench.router.stream_resets import attackers
 from tests.support.serving.fakes import chunk, serving
-from tests.support.serving.stream_resets import attackers
 from tests.support.waiting import until
 
 GENERATE = "/baton.v1.Inference/Generate"

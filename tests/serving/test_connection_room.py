@@ -11,8 +11,8 @@ from baton.fairness.client_address import holder_of
 from baton.serving.grpc.connection_guard import ConnectionLimits
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
+from bench.router.stream_resets import PREFACE, SETTINGS, frame
 from tests.support.serving.fakes import chunk, serving
-from tests.support.serving.stream_resets import PREFACE, SETTINGS, frame
 from tests.support.waiting import until
 
 LIMITS = ConnectionLimits(max_new_streams_per_s=2000, max_resets_per_s=200)

@@ -9,8 +9,8 @@ from baton.rpc.errors import error_of
 from baton.serving.grpc.channels import MAX_EARLY_PINGS
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
+from bench.router.stream_resets import GOAWAY, PING, PREFACE, SETTINGS, frame
 from tests.support.serving.fakes import chunk, serving
-from tests.support.serving.stream_resets import GOAWAY, PING, PREFACE, SETTINGS, frame
 
 # A connection that no other channel of this process shares.
 ONE_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]

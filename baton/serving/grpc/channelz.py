@@ -2,18 +2,18 @@
 
 import base64
 import json
-import os
 import socket
 import struct
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 # grpcio-channelz, the public interface of these functions, follows grpcio's releases late.
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
+
+from baton.serving.grpc.own_sockets import tcp_sockets
 
 # Connections asked for at once.
 _PAGE = 100
@@ -77,22 +77,17 @@ def host_of(ref: Counters) -> str:
     return host.partition("%")[0]  # without the zone of a link-local address
 
 
-def shut_down(peers: Collection[Peer], port: int) -> int:
+def shut_down(peers: Collection[Peer], port: int) -> list[Peer]:
     """Shuts down the connections of `peers` to `port`; gRPC then closes them, as if the peers had
-    left. Returns how many were there. gRPC has no call for it, so the descriptors of this process
-    are searched."""
-    num_closed = 0
-    for path in Path("/dev/fd").iterdir():
-        # Closed meanwhile, no socket, or not connected. A duplicate, since gRPC may close its
-        # descriptor meanwhile and another take the number.
-        with suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as connection:
-            if connection.family not in (socket.AF_INET, socket.AF_INET6):
-                continue
-            remote, local = connection.getpeername(), connection.getsockname()
-            if (_plain(ip_address(remote[0])), remote[1]) in peers and local[1] == port:
+    left. Returns those that were there. gRPC has no call for it."""
+    found = []
+    for connection in tcp_sockets(port):
+        with suppress(OSError):  # not connected (any more)
+            host, remote_port = connection.getpeername()[:2]
+            if (peer := (_plain(ip_address(host)), remote_port)) in peers:
                 _reset(connection)
-                num_closed += 1
-    return num_closed
+                found.append(peer)
+    return found
 
 
 def _plain(address: IPv4Address | IPv6Address) -> str:

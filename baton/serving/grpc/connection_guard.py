@@ -4,19 +4,21 @@ and idle ones where there are too many.
 gRPC queues new calls for Python, of all connections in one queue, and neither limits how fast one
 connection fills it nor takes out calls that were reset meanwhile (docs/known-issues.md). The guard
 reads gRPC's own counters of each connection (channelz) in a thread, as the event loop is late
-exactly when it is needed. Independent of services and of TLS.
+exactly when it is needed. An address of which it drops one after the other may not connect for a
+while. Independent of services and of TLS.
 """
 
 import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from baton.serving.grpc import channelz
 from baton.serving.grpc.channelz import Counters, Peer, count
 from baton.serving.grpc.connection_room import ConnectionRoom
+from baton.serving.grpc.refused_addresses import RefusedAddresses
 from baton.serving.listening import host_and_port
 from baton.settings import setting
 
@@ -32,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """Limits of one gRPC connection. A second's worth may come at once."""
+    """Limits of one gRPC connection, of which a second's worth may come at once, and of those of
+    one address."""
 
     max_new_streams_per_s: int = setting(
         2000,
@@ -46,6 +49,13 @@ class ConnectionLimits:
         "them delay all other clients. A connection beyond it is dropped. A client may still "
         "cancel all that it has in flight at once.",
         ge=1,
+    )
+    max_drops_per_address: int = setting(
+        8,
+        "Maximum gRPC connections of one address that are dropped for their calls in a minute. "
+        "Beyond, the kernel refuses the address new ones for a minute. 0: no limit, for routers "
+        "that see their clients by the address of a proxy.",
+        ge=0,
     )
 
 
@@ -127,6 +137,7 @@ class ConnectionGuard:
         self.num_dropped = 0
         self._limits = limits
         self._max_connections = max_connections
+        self._refused = RefusedAddresses(limits.max_drops_per_address)
         self._port = 0
         self._servers: dict[str, _ServerRates] = {}
         self._rooms: dict[str, ConnectionRoom] = {}
@@ -134,6 +145,11 @@ class ConnectionGuard:
         self._next_log_at = -math.inf
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @property
+    def num_refused_addresses(self) -> int:
+        """Addresses that may not connect now."""
+        return len(self._refused.holders)
 
     def start(self, port: int) -> None:
         """Starts the guard's thread, for connections to `port`."""
@@ -152,39 +168,41 @@ class ConnectionGuard:
         while not self._stopped.wait(pause):
             before, now = now, time.monotonic()
             try:
-                self._look(now - before)
+                self._look(now, now - before)
             except Exception:
                 logger.exception("the connection guard failed; it continues in a minute")
                 self._stopped.wait(_LOG_SECONDS)
             pause = max(_INTERVAL_SECONDS, (time.monotonic() - now) / _MAX_LOAD)
 
-    def _look(self, seconds: float) -> None:
+    def _look(self, now: float, seconds: float) -> None:
         for server in channelz.servers():
             name = server["ref"]["serverId"]
             rates = self._servers.setdefault(name, _ServerRates(self._limits))
             for connection, excess in rates.update(server, seconds):
-                self._drop([connection], excess)
+                for host, _ in self._drop([connection], excess):
+                    self._refused.count(host, now)
             room = self._rooms.setdefault(name, ConnectionRoom(self._max_connections))
             idle = room.idle_over(server)
             self._drop(idle, f"was idle, beyond {self._max_connections} connections")
+        self._refused.apply(self._port, now)
 
-    def _drop(self, connections: Sequence[Counters], excess: str) -> None:
-        """Drops connections of this port, for one reason."""
+    def _drop(self, connections: Sequence[Counters], excess: str) -> Collection[Peer]:
+        """Drops connections of this port, for one reason. Returns the peers of those that were
+        still there."""
         peers = {peer for connection in connections if (peer := self._peer_of(connection))}
-        if not peers:
-            return
-        num_dropped = channelz.shut_down(peers, self._port)
-        self.num_dropped += num_dropped
-        self._num_unlogged += num_dropped
-        if self._num_unlogged and time.monotonic() >= self._next_log_at:
+        dropped = channelz.shut_down(peers, self._port) if peers else ()
+        self.num_dropped += len(dropped)
+        self._num_unlogged += len(dropped)
+        if dropped and time.monotonic() >= self._next_log_at:
             logger.warning(
                 "dropped the connection of %s, which %s (%d dropped since the last such line)",
-                host_and_port(*next(iter(peers))),
+                host_and_port(*next(iter(dropped))),
                 excess,
                 self._num_unlogged,
             )
             self._num_unlogged = 0
             self._next_log_at = time.monotonic() + _LOG_SECONDS
+        return dropped
 
     def _peer_of(self, connection: Counters) -> Peer | None:
         """Returns the peer of a connection to this port; None for another port's."""

@@ -1,7 +1,7 @@
 """HTTP/2 client that opens calls and resets each at once, in the same write as its request.
 
 gRPC's own clients cannot: they wait between the two. Run as a process, so that it takes nothing of
-the test's event loop; bounded by seconds and calls.
+its caller's event loop; bounded by seconds and calls.
 """
 
 import socket
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
@@ -18,6 +19,7 @@ END_STREAM = ACK = 0x1
 END_HEADERS = 0x4
 CANCEL = (8).to_bytes(4, "big")
 
+HOST = "127.0.0.1"
 _MAX_CALLS = 400_000
 _CALLS_PER_WRITE = 32
 
@@ -51,11 +53,12 @@ def _literal(header: tuple[str, str]) -> bytes:
     return b"\0" + b"".join(bytes([len(part)]) + part.encode() for part in header)
 
 
-def attack(port: int, path: str, seconds: float) -> tuple[int, bool]:
+def attack(port: int, path: str, seconds: float, source: str = HOST) -> tuple[int, bool]:
     """Attacks on one connection. Returns the calls made, and whether the server dropped it."""
     stop = time.monotonic() + seconds
     stream = 1
-    with socket.create_connection(("127.0.0.1", port)) as connection:
+    with socket.create_connection((HOST, port), seconds, (source, 0)) as connection:
+        connection.settimeout(None)
         connection.sendall(PREFACE + frame(SETTINGS))
         threading.Thread(target=_acknowledge, args=(connection,), daemon=True).start()
         try:
@@ -66,6 +69,14 @@ def attack(port: int, path: str, seconds: float) -> tuple[int, bool]:
         except OSError:
             return stream // 2, True
     return stream // 2, False
+
+
+def attack_again(port: int, path: str, seconds: float, source: str) -> None:
+    """Attacks on one connection after the other, each opened as soon as the last was dropped."""
+    stop = time.monotonic() + seconds
+    while (left := stop - time.monotonic()) > 0:
+        with suppress(OSError):
+            attack(port, path, left, source)
 
 
 def _acknowledge(connection: socket.socket) -> None:
@@ -84,8 +95,31 @@ def attackers(
 ) -> Iterator[list[tuple[int, bool]]]:
     """Processes that attack at once, each on a connection of its own. At the end, which waits for
     them: what `attack` returned to each."""
-    command = [sys.executable, "-m", __name__, str(port), path, str(seconds)]
     outcomes: list[tuple[int, bool]] = []
+    with _processes(number, port, path, seconds) as processes:
+        yield outcomes
+        for process in processes:
+            num_calls, was_dropped = process.communicate()[0].split()
+            outcomes.append((int(num_calls), was_dropped == "True"))
+
+
+@contextmanager
+def attackers_again(
+    port: int, path: str, number: int, seconds: float, source: str
+) -> Iterator[None]:
+    """Processes that attack from an address until the block ends, `seconds` at most, and connect
+    again whenever they are dropped."""
+    with _processes(number, port, path, seconds, source) as processes:
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.kill()
+
+
+@contextmanager
+def _processes(number: int, *arguments: Any) -> Iterator[list["subprocess.Popen[str]"]]:
+    command = [sys.executable, "-m", __name__, *map(str, arguments)]
     with ExitStack() as stack:
         processes = [
             stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
@@ -94,12 +128,13 @@ def attackers(
         for process in processes:
             assert process.stdout is not None
             assert process.stdout.readline() == "attacking\n"
-        yield outcomes
-        for process in processes:
-            num_calls, was_dropped = process.communicate()[0].split()
-            outcomes.append((int(num_calls), was_dropped == "True"))
+        yield processes
 
 
 if __name__ == "__main__":
     print("attacking", flush=True)
-    print(*attack(int(sys.argv[1]), sys.argv[2], float(sys.argv[3])))
+    _port, _path, _seconds, *_sources = sys.argv[1:]
+    if _sources:
+        attack_again(int(_port), _path, float(_seconds), *_sources)
+    else:
+        print(*attack(int(_port), _path, float(_seconds)))
