@@ -255,7 +255,8 @@ class Server:
     async def run_until_signal(self) -> None:
         """Serves until SIGTERM or SIGINT, then drains and stops; a second signal stops at once.
 
-        Owns the handlers of both signals while it runs. In the main thread only.
+        Owns the handlers of both signals while it runs; SIGTERM is ignored after a signal, so that
+        one more does not cut what the process does at its end. In the main thread only.
         """
         first, second = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -269,6 +270,8 @@ class Server:
         finally:
             for signum in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(signum)
+            if first.is_set():
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     @property
     def _listeners(self) -> "list[_Listener]":

@@ -3,12 +3,14 @@
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support import container_file
 from tests.support.cluster.fixtures import *  # noqa: F403
+from tests.support.containers import Podman, temporary_podman
 
 
 @pytest.fixture(scope="session")
@@ -60,3 +62,26 @@ def run_in():
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def podman() -> Iterator[Podman]:
+    with temporary_podman() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def base(podman):
+    """The base image, by its digest."""
+    return podman.import_base()
+
+
+@pytest.fixture(scope="session")
+def images(podman, base):
+    """Names of the images, by the command of the Dockerfile that they have."""
+    podman.make_images(base)
+    podman.make_redis(base)
+    listed = podman("images", "--format", "{{.Repository}}:{{.Tag}}").split()
+    (router,) = [name for name in listed if "/baton-router:" in name]
+    (worker,) = [name for name in listed if "/baton-worker:" in name]
+    return {"router": router, "worker": worker, "redis": "localhost/redis:latest"}

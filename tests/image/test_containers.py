@@ -5,29 +5,27 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import pytest
 
 from baton import Client, Image, Message, SamplingParams
-from baton.cli.local.ports import HOST, free_port
 from baton.engine.config import EngineConfig
 from baton.engine.llm import LLM
 from baton.errors import UnavailableError
 from baton.models import locate
 from baton.models.shapes.drawings import held_out, questions
 from tests.support.cluster.checkpoints import prompt_of
-from tests.support.containers import RESTRICTED, Podman, temporary_podman
+from tests.support.cluster.containers import Containers, containers_of
+from tests.support.containers import RESTRICTED, Podman
 from tests.support.router.images import encoded
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(1800)]
 
 MOST_BYTES = 300_000_000
-# The chart's default is longer. No end may need SIGKILL.
-GRACE = 60
 PROMPT = "import os"
 GREEDY = SamplingParams(max_tokens=32, temperature=0, ignore_eos=True)
 LONG = SamplingParams(max_tokens=1000, temperature=0, ignore_eos=True)
@@ -45,111 +43,14 @@ MOMENTS = 4
 
 
 @pytest.fixture(scope="module")
-def podman() -> Iterator[Podman]:
-    with temporary_podman() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def base(podman):
-    """The base image, by its digest."""
-    return podman.import_base()
-
-
-@pytest.fixture(scope="module")
-def images(podman, base):
-    """Names of the images, by the command of the Dockerfile that they have."""
-    podman.make_images(base)
-    podman.make_redis(base)
-    listed = podman("images", "--format", "{{.Repository}}:{{.Tag}}").split()
-    (router,) = [name for name in listed if "/baton-router:" in name]
-    (worker,) = [name for name in listed if "/baton-worker:" in name]
-    return {"router": router, "worker": worker, "redis": "localhost/redis:latest"}
-
-
-class Containers:
-    """Redis, a router, two prefill and two decode workers, each in a container."""
-
-    def __init__(self, podman: Podman, images: Mapping[str, str]) -> None:
-        self.podman = podman
-        self._images = images
-        self._ports: set[int] = set()
-        redis, port, admin_port = (self._port() for _ in range(3))
-        self.address, self._admin_address = f"{HOST}:{port}", f"{HOST}:{admin_port}"
-        self._redis_url = f"redis://{HOST}:{redis}/0"
-        server = ["redis-server", "--port", str(redis), "--bind", HOST, "--save", ""]
-        podman.start("redis", images["redis"], *server)
-
-    def _port(self) -> int:
-        port = free_port(self._ports)
-        self._ports.add(port)
-        return port
-
-    def start(self, role: str, name: str, **settings: object) -> str:
-        """Starts a process of Baton; returns its address. That of name `ROUTER` has the same ports
-        each time."""
-        ports = {"port": self._port(), "admin_port": self._port()}
-        if name == ROUTER:
-            addresses = {"port": self.address, "admin_port": self._admin_address}
-            ports = {key: int(value.partition(":")[2]) for key, value in addresses.items()}
-        own = {"conditional_disaggregation": False}
-        if role != "router":
-            own = {"num_blocks": 512, "device": "cpu", "worker_id": name}
-        image = self._images["router" if role == "router" else "worker"]
-        common = {"metrics_port": 0, "redis_url": self._redis_url}
-        self.podman.start(name, image, "baton", role, **ports, **common, **own, **settings)
-        return f"{HOST}:{ports['port']}"
-
-    @contextmanager
-    def temporary(self, role: str, name: str, **settings: object) -> Iterator[str]:
-        """Runs a process of Baton for the length of the block; yields its address."""
-        address = self.start(role, name, **settings)
-        try:
-            yield address
-        finally:
-            print(f"== {name}\n{self.podman.logs(name)}")
-            self.podman.remove(name)
-
-    def start_again(self, role: str, name: str) -> None:
-        self.podman.remove(name)
-        self.start(role, name)
-        self.until_complete()
-
-    def until_complete(self) -> None:
-        """Waits until the router reaches every worker and serves a request."""
-
-        def is_complete() -> bool:
-            with Client(self.address, admin_address=self._admin_address) as client:
-                ready = {worker.id for worker in client.list_workers() if worker.state == "ready"}
-                return ready == {*PREFILLS, *DECODES} and bool(
-                    client.generate(PROMPT, GREEDY).text()
-                )
-
-        wait_until(is_complete, 300.0, "a complete cluster", ignoring=(UnavailableError,))
-
-    def stop(self, name: str) -> int:
-        """Stops a container, prints how long that took, and returns its exit code."""
-        end = self.podman.stop(name, GRACE)
-        print(f"{name}: exit code {end.exit_code} after {end.seconds:.1f} s")
-        return end.exit_code
-
-
-@pytest.fixture(scope="module")
 def containers(podman, images) -> Iterator[Containers]:
-    running = Containers(podman, images)
     names = {
         ROUTER: "router",
         **dict.fromkeys(PREFILLS, "prefill-worker"),
         **dict.fromkeys(DECODES, "decode-worker"),
     }
-    for name, role in names.items():
-        running.start(role, name)
-    running.until_complete()
-    yield running
-    for name in names:
-        print(f"== {name}\n{podman.logs(name)}")
-        assert running.stop(name) == 0
-    assert running.stop("redis") == 0
+    with containers_of(podman, images, names) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +169,7 @@ def test_container_ends_with_0_when_stopped_idle(role, containers):
     name = ROLES[role]
     assert containers.stop(name) == 0
     assert containers.podman.logs(name).count(DRAINING) == 1
-    containers.start_again(role, name)
+    containers.start_again(name)
 
 
 @pytest.mark.parametrize("is_draining", [False, True], ids=["serving", "draining"])
@@ -306,4 +207,4 @@ def test_no_token_is_lost_when_stopped_in_request(role, is_draining, containers,
     if role == "decode-worker":
         assert generation.finished is not None
         assert generation.finished.usage.num_migrations
-    containers.start_again(role, name)
+    containers.start_again(name)

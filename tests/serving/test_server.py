@@ -217,6 +217,7 @@ async def test_server_refuses_response_over_message_limit():
 
 PROCESS = textwrap.dedent("""
     import asyncio
+    import sys
     from baton.serving.server import Server
     from baton.serving.settings import ServingSettings
     from baton.v1 import inference_pb2 as pb
@@ -239,6 +240,7 @@ PROCESS = textwrap.dedent("""
         print("stopped", flush=True)
 
     asyncio.run(main())
+    sys.stdin.read()
 """)
 
 
@@ -246,8 +248,9 @@ class Process:
     """A real server process with one call in flight, which takes `seconds`."""
 
     def __init__(self, seconds: float) -> None:
+        command = [sys.executable, "-c", PROCESS]
         self._child = subprocess.Popen(
-            [sys.executable, "-c", PROCESS], stdout=subprocess.PIPE, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         port = int(self._child.stdout.readline())
         self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", channel_options())
@@ -260,14 +263,20 @@ class Process:
     def __exit__(self, *_: object) -> None:
         self._child.kill()
         self._child.wait()
+        self._child.stdin.close()
         self._child.stdout.close()
         self._channel.close()
 
     def signal(self, signum: int) -> None:
         os.kill(self._child.pid, signum)
 
+    def stopped(self) -> str:
+        """What it prints once it has stopped to serve; it waits for `wait` then."""
+        return self._child.stdout.readline().strip()
+
     def wait(self) -> tuple[int, str]:
         """Its exit code and what it printed last."""
+        self._child.stdin.close()
         code = self._child.wait(timeout=20)
         return code, self._child.stdout.read().strip()
 
@@ -295,6 +304,16 @@ def test_server_stops_at_once_after_second_signal():
         assert time.monotonic() - began < 10.0
         with pytest.raises(grpc.RpcError):
             next(process.call)
+
+
+@pytest.mark.e2e
+@pytest.mark.alone
+def test_signal_does_not_cut_the_end_of_a_process():
+    with Process(seconds=0.1) as process:
+        process.signal(signal.SIGTERM)
+        assert process.stopped() == "stopped"
+        process.signal(signal.SIGTERM)
+        assert process.wait() == (0, "")
 
 
 @pytest.mark.e2e
