@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import grpc
@@ -17,8 +18,9 @@ from baton.v1 import admin_pb2
 from baton.v1.admin_pb2_grpc import AdminStub
 from tests.support.cluster.checkpoints import prompt_of
 from tests.support.cluster.sampling_modes import CODE, THREE_WAYS, answer_of, check_same
+from tests.support.cluster.slowness import slowed
 from tests.support.cluster.watch import loads, until_nothing_is_held
-from tests.support.cluster.wide import listed, name_of
+from tests.support.cluster.wide import DECODE_WORKERS, listed, name_of
 from tests.support.waiting import until_observed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -71,28 +73,32 @@ class Running:
     moving: set[str]
 
 
+@asynccontextmanager
 async def running_on(
     client: AsyncClient, cluster: LocalCluster, wanted: dict[str, tuple[object, SamplingParams]]
-) -> Running:
+) -> AsyncIterator[Running]:
+    """Generations that are computed slowly until the end of the block, or of the first engine: none
+    ends before something happens to it."""
     generations, places = {}, {}
-    for name, (prompt, params) in wanted.items():
-        generations[name] = generation = client.generate(prompt, params)  # type: ignore[arg-type]
-        accepted = await generation.wait_accepted()
-        places[name] = name_of(cluster, accepted.placement.decode_worker)
-        await anext(generation)
-        await anext(generation)
-    leaving = next(iter(places.values()))
-    (other,) = {"decode-0", "decode-1"} - {leaving}
-    moving = {name for name, place in places.items() if place == leaving}
-    return Running(generations, leaving, other, moving)
+    with slowed(cluster, *DECODE_WORKERS):
+        for name, (prompt, params) in wanted.items():
+            generations[name] = generation = client.generate(prompt, params)  # type: ignore[arg-type]
+            accepted = await generation.wait_accepted()
+            places[name] = name_of(cluster, accepted.placement.decode_worker)
+            await anext(generation)
+            await anext(generation)
+        leaving = next(iter(places.values()))
+        (other,) = {*DECODE_WORKERS} - {leaving}
+        moving = {name for name, place in places.items() if place == leaving}
+        yield Running(generations, leaving, other, moving)
 
 
 async def test_drain_migrates_many_requests_without_recomputation(client, pair):
     prompts = {f"r{i}": (prompt_of(40 + 30 * i, seed=i), LONG) for i in range(4)}
     undisturbed = {n: await undisturbed_tokens(client, wanted[0]) for n, wanted in prompts.items()}
-    running = await running_on(client, pair, prompts)
-    before = computed(pair)
-    await drain(pair, running.leaving)
+    async with running_on(client, pair, prompts) as running:
+        before = computed(pair)
+        await drain(pair, running.leaving)
     tokens = {n: await g.token_ids() for n, g in running.generations.items()}
     assert tokens == undisturbed
     for name, generation in running.generations.items():
@@ -126,8 +132,8 @@ async def test_drain_migrates_requests_of_every_kind(client, pair):
     undisturbed = {n: await answer_of(client.generate(CODE, p)) for n, p in THREE_WAYS.items()}
     # The slowest to begin comes first, so that none has ended once all have begun.
     slow_first = reversed(THREE_WAYS.items())
-    running = await running_on(client, pair, {n: (CODE, p) for n, p in slow_first})
-    pair.process(running.leaving).signal(signal.SIGTERM)
+    async with running_on(client, pair, {n: (CODE, p) for n, p in slow_first}) as running:
+        pair.process(running.leaving).signal(signal.SIGTERM)
     for name, generation in running.generations.items():
         check_same(name, await answer_of(generation), undisturbed[name])
         if name not in FORKING:
@@ -139,8 +145,8 @@ async def test_drain_migrates_requests_of_every_kind(client, pair):
 async def test_migration_survives_a_kill_of_either_worker(client, pair, victim):
     prompts = {f"r{i}": (prompt_of(50 + 10 * i, seed=20 + i), LONG) for i in range(3)}
     undisturbed = {n: await undisturbed_tokens(client, wanted[0]) for n, wanted in prompts.items()}
-    running = await running_on(client, pair, prompts)
-    await drain(pair, running.leaving)
+    async with running_on(client, pair, prompts) as running:
+        await drain(pair, running.leaving)
     name = getattr(running, victim)
     pair.kill(name)
     if victim == "other":  # no worker is left to go on but one that comes back, perhaps in time
@@ -167,8 +173,8 @@ async def test_drain_survives_a_kill_at_any_moment(client, pair, delay):
 async def killed_amid_its_drain(client: AsyncClient, pair: LocalCluster, delay: float) -> None:
     prompt = prompt_of(300, seed=31)
     undisturbed = await undisturbed_tokens(client, prompt)
-    running = await running_on(client, pair, {"r": (prompt, LONG)})
-    pair.process(running.leaving).signal(signal.SIGTERM)
+    async with running_on(client, pair, {"r": (prompt, LONG)}) as running:
+        pair.process(running.leaving).signal(signal.SIGTERM)
     await asyncio.sleep(delay)
     pair.kill(running.leaving)
     assert await running.generations["r"].token_ids() == undisturbed
@@ -177,8 +183,8 @@ async def killed_amid_its_drain(client: AsyncClient, pair: LocalCluster, delay: 
 
 async def test_cancelled_requests_leave_nothing_during_a_drain(client, pair):
     prompts = {f"r{i}": (prompt_of(50 + 10 * i, seed=40 + i), LONG) for i in range(6)}
-    running = await running_on(client, pair, prompts)
-    await drain(pair, running.leaving)
+    async with running_on(client, pair, prompts) as running:
+        await drain(pair, running.leaving)
     for i, generation in enumerate(running.generations.values()):
         await asyncio.sleep(0.003 * i)
         generation.cancel()
@@ -187,10 +193,12 @@ async def test_cancelled_requests_leave_nothing_during_a_drain(client, pair):
 
 async def test_request_finishes_in_place_without_a_migration_target(client, pair):
     short = replace(LONG, max_tokens=200)
-    running = await running_on(client, pair, {"r": (prompt_of(60, seed=50), short)})
-    await drain(pair, running.other)
-    await until_observed(lambda: listed(pair)[running.other].state == "draining", what="the drain")
-    await drain(pair, running.leaving)
+    async with running_on(client, pair, {"r": (prompt_of(60, seed=50), short)}) as running:
+        await drain(pair, running.other)
+        await until_observed(
+            lambda: listed(pair)[running.other].state == "draining", what="the drain"
+        )
+        await drain(pair, running.leaving)
     generation = running.generations["r"]
     tokens = await generation.token_ids()
     assert (len(tokens), generation.finished.usage.num_migrations) == (200, 0)
