@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -102,6 +103,22 @@ def test_forked_process_can_be_inspected_and_signalled(start: Nursery) -> None:
     child.send_signal(signal.SIGKILL)
     assert child.wait(10.0) == -signal.SIGKILL
     child.send_signal(signal.SIGKILL)  # to no process
+
+
+def test_forked_process_tells_each_thread_its_id_and_end(start: Nursery) -> None:
+    """Whichever of them takes the server's message."""
+    for _ in range(10):
+        child = start(seconds=60.0)
+        with ThreadPoolExecutor(2) as threads:
+            told = [threads.submit(lambda c=child: c.pid) for _ in range(2)]
+            while not all(each.done() for each in told):
+                assert child.poll() is None
+            assert {each.result() for each in told} == {child.pid}
+            ends = [threads.submit(child.wait, 60.0) for _ in range(2)]
+            child.send_signal(signal.SIGKILL)
+            while child.poll() is None:
+                pass
+            assert [each.result() for each in ends] == [-signal.SIGKILL] * 2
 
 
 def test_forked_process_inherits_no_files_of_its_siblings(start: Nursery) -> None:

@@ -20,6 +20,7 @@ import errno
 import gc
 import importlib
 import json
+import math
 import os
 import runpy
 import select
@@ -41,10 +42,13 @@ _RUNTIME = ("BATON_", "PYTEST_", "OTEL_BSP_", "OTEL_EXPORTER_", "OTEL_SERVICE_",
 _MAX_REQUEST = 1 << 20
 _MAX_ANSWER = 1024
 _PR_SET_PDEATHSIG = 1
+# Seconds after which a thread that waits looks whether another has taken the message.
+_LOOKS_AGAIN_AFTER = 0.1
 
 
 class ForkedProcess:
-    """Child of the fork server, with the methods of `subprocess.Popen` that are used.
+    """Child of the fork server, with the methods of `subprocess.Popen` that are used. For any
+    thread: one may wait while others ask.
 
     Attributes:
         returncode: as in `subprocess`, negative for a signal; None while it runs. `os.EX_OSERR` if
@@ -54,16 +58,18 @@ class ForkedProcess:
     def __init__(self, line: socket.socket, log: int) -> None:
         """`line`: for the server's messages. `log`: descriptor of its log. Closes both."""
         self.returncode: int | None = None
+        line.setblocking(False)
         self._line = line
         self._log = log
         self._pid = 0
         self._descriptor = -1
+        self._lock = threading.Lock()  # of all of these
 
     @property
     def pid(self) -> int:
         """Process id; waits for the imports before the first child. 0 if it never ran."""
         while not self._pid and self.returncode is None:
-            self._receive(None)
+            self._receive(_LOOKS_AGAIN_AFTER)
         return self._pid
 
     def poll(self) -> int | None:
@@ -76,8 +82,8 @@ class ForkedProcess:
         """Waits until it ends, up to `timeout` seconds. Raises `subprocess.TimeoutExpired`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.returncode is None:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self._receive(left):
+            left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._receive(min(left, _LOOKS_AGAIN_AFTER)) and not left:
                 raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
         return self.returncode
 
@@ -85,11 +91,14 @@ class ForkedProcess:
         """Signals this process and no later one of its id. If it is not forked yet, since the
         server still imports, a signal that would end it cancels it."""
         self.poll()
-        if self._pid and self.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._send(signum)
-        elif self.returncode is None and signum in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
-            self._end(-signum)
+        with self._lock:
+            if self.returncode is not None:
+                return
+            if self._pid:
+                with contextlib.suppress(ProcessLookupError):
+                    self._send(signum)
+            elif signum in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+                self._end(-signum)
 
     def _send(self, signum: int) -> None:
         if self._descriptor >= 0:
@@ -97,15 +106,33 @@ class ForkedProcess:
         else:  # this process had no descriptor left for it
             os.kill(self._pid, signum)
 
-    def _receive(self, timeout: float | None) -> bool:
+    def _receive(self, timeout: float) -> bool:
         """Takes one message, waiting up to `timeout` seconds; returns whether there was one."""
-        self._line.settimeout(timeout)
-        try:
-            message, descriptors, _, _ = socket.recv_fds(self._line, _MAX_ANSWER, 1)
-        except (BlockingIOError, TimeoutError):
-            return False
-        except ConnectionError:
-            message, descriptors = b"", []
+        if timeout:
+            self._await(timeout)
+        with self._lock:
+            if self.returncode is not None:  # another thread has taken the last message
+                return True
+            try:
+                message, descriptors, _, _ = socket.recv_fds(self._line, _MAX_ANSWER, 1)
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                message, descriptors = b"", []
+            self._read(message, descriptors)
+        return True
+
+    def _await(self, timeout: float) -> None:
+        """Waits until there may be a message."""
+        with self._lock:
+            if self.returncode is not None:
+                return
+            line = self._line.fileno()
+        watch = select.poll()
+        watch.register(line, select.POLLIN)
+        watch.poll(1000 * timeout)
+
+    def _read(self, message: bytes, descriptors: list[int]) -> None:
         kind, _, value = message.decode().partition(" ")
         if kind == "pid":
             self._pid, self._descriptor = int(value), next(iter(descriptors), -1)
@@ -116,7 +143,6 @@ class ForkedProcess:
             self._end(-signal.SIGKILL)
         else:
             self._fail(value or "the fork server has ended or has no file descriptor left")
-        return True
 
     def _fail(self, reason: str) -> None:
         advice = "raise `ulimit -n` and `ulimit -u`, or start fewer processes"
