@@ -51,7 +51,7 @@ class ConnectionLimits:
         ge=1,
     )
     max_drops_per_address: int = setting(
-        8,
+        3,
         "Maximum gRPC connections of one address that are dropped for their calls in a minute. "
         "Beyond, the kernel refuses the address new ones for a minute. 0: no limit, for routers "
         "that see their clients by the address of a proxy.",

@@ -6,8 +6,11 @@ on.
 """
 
 import ctypes
+import errno
+import os
 import socket
 import struct
+import sys
 from collections.abc import Collection
 from ipaddress import IPv4Network, IPv6Network
 
@@ -32,6 +35,8 @@ _Instruction = tuple[int, int, int, int]
 def refuse(port: int, networks: Collection[Network]) -> None:
     """Drops handshakes from these networks to the sockets of this process that listen on `port`,
     and from no others any more. Raises `OSError` where the kernel has no such filters."""
+    if sys.platform != "linux":
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
     for listening in tcp_sockets(port):
         if listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             _filter(listening, networks)

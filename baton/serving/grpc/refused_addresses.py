@@ -11,7 +11,7 @@ from ipaddress import ip_network
 from baton.fairness.client_address import holder_of
 from baton.serving.grpc import handshake_filter
 
-# Time in which drops count together, and for which an address is refused after its last one.
+# Time in which drops count together: an address is refused until fewer of them are so recent.
 _SECONDS = 60.0
 
 logger = logging.getLogger(__name__)
