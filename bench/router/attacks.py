@@ -1,21 +1,26 @@
 """Attacks of one tenant, from one address, on limits that it shares with others.
 
 Each is an async context manager: the attack lasts as long as its block, which begins once it is
-under way.
+under way. As a program, one attack, until stdin is closed; it prints a line once it is under way:
+
+    python -m bench.router.attacks NAME SIZE GRPC_ADDRESS HTTP_ADDRESS
 """
 
 import asyncio
 import io
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager, suppress
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from itertools import count
+from subprocess import PIPE
 
 import PIL.Image
 
 from baton import AsyncClient, Image, Message, SamplingParams
-from baton.cli.local.local_cluster import LocalCluster
 from baton.errors import BatonError
 from baton.sampling import Grammar, GrammarKind
 from bench.router.stream_resets import attackers_again
@@ -25,6 +30,7 @@ SOURCE = "127.0.0.2"
 # The preface of HTTP/2 with empty settings: a handshake without a call.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _FLOW_SECONDS = 0.5
+_UNDER_WAY = "under way"
 _GENERATE = "/baton.v1.Inference/Generate"
 _RESETTING_SOURCE = "127.0.0.3"
 _RESETTING_SECONDS = 120.0  # at most
@@ -38,8 +44,16 @@ _LARGE_SIDE = 8192  # pixels
 _numbers = count()
 
 
+@dataclass(frozen=True, slots=True)
+class Attacked:
+    """Addresses of a router: "host:port", and "http://host:port"."""
+
+    address: str
+    http_address: str
+
+
 @asynccontextmanager
-async def waiting_calls(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
+async def waiting_calls(cluster: Attacked, size: int) -> AsyncIterator[None]:
     """`size` calls at once, each repeated once it ends."""
     params = SamplingParams(max_tokens=8, ignore_eos=True)
 
@@ -51,7 +65,7 @@ async def waiting_calls(cluster: LocalCluster, size: int) -> AsyncIterator[None]
 
 
 @asynccontextmanager
-async def slow_grammars(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
+async def slow_grammars(cluster: Attacked, size: int) -> AsyncIterator[None]:
     """`size` calls at once, each with a grammar that takes too long, and always another."""
 
     async def call(client: AsyncClient) -> None:
@@ -63,7 +77,7 @@ async def slow_grammars(cluster: LocalCluster, size: int) -> AsyncIterator[None]
 
 
 @asynccontextmanager
-async def ambiguous_grammars(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
+async def ambiguous_grammars(cluster: Attacked, size: int) -> AsyncIterator[None]:
     """`size` calls at once, each of 4 sequences under an ambiguous grammar behind a prefix."""
 
     async def call(client: AsyncClient) -> None:
@@ -78,7 +92,7 @@ async def ambiguous_grammars(cluster: LocalCluster, size: int) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def long_texts(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
+async def long_texts(cluster: Attacked, size: int) -> AsyncIterator[None]:
     """`size` calls at once, each with a text of almost 1 MiB to be tokenized."""
 
     async def call(client: AsyncClient) -> None:
@@ -89,7 +103,7 @@ async def long_texts(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def large_images(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
+async def large_images(cluster: Attacked, size: int) -> AsyncIterator[None]:
     """`size` calls at once, each with another image of as many pixels as a router takes."""
 
     async def call(client: AsyncClient) -> None:
@@ -108,7 +122,7 @@ def _large_image() -> bytes:
 
 
 @asynccontextmanager
-async def idle_connections(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
+async def idle_connections(cluster: Attacked, size: int) -> AsyncIterator[None]:
     """`size` gRPC connections without a call."""
     host, _, port = cluster.address.rpartition(":")
     with _connections(host, int(port), _PREFACE, size):
@@ -117,7 +131,7 @@ async def idle_connections(cluster: LocalCluster, size: int) -> AsyncIterator[No
 
 
 @asynccontextmanager
-async def resetting_connections(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
+async def resetting_connections(cluster: Attacked, size: int) -> AsyncIterator[None]:
     """`size` gRPC connections that reset each call at once, opened again whenever they are dropped:
     from an address of their own, which the port then refuses."""
     port = int(cluster.address.rpartition(":")[2])
@@ -127,23 +141,21 @@ async def resetting_connections(cluster: LocalCluster, size: int) -> AsyncIterat
 
 
 @asynccontextmanager
-async def slow_bodies(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
+async def slow_bodies(cluster: Attacked, size: int) -> AsyncIterator[None]:
     """`size` HTTP connections in the middle of a body."""
     async with _bodies(cluster, size, 1000, b"{"):
         yield
 
 
 @asynccontextmanager
-async def large_bodies(cluster: LocalCluster, size: int) -> AsyncIterator[None]:
+async def large_bodies(cluster: Attacked, size: int) -> AsyncIterator[None]:
     """`size` HTTP connections with a body of 8 MiB that lacks its last byte."""
     async with _bodies(cluster, size, len(_LARGE_BODY) + 1, _LARGE_BODY):
         yield
 
 
 @asynccontextmanager
-async def _bodies(
-    cluster: LocalCluster, size: int, num_bytes: int, sent: bytes
-) -> AsyncIterator[None]:
+async def _bodies(cluster: Attacked, size: int, num_bytes: int, sent: bytes) -> AsyncIterator[None]:
     """`size` HTTP connections with a body of so many bytes, of which some are sent."""
     host, _, port = cluster.http_address.rpartition("/")[2].rpartition(":")
     head = (
@@ -168,7 +180,7 @@ def _connections(host: str, port: int, first: bytes, size: int) -> ExitStack:
 
 @asynccontextmanager
 async def _repeated(
-    cluster: LocalCluster, size: int, call: Callable[[AsyncClient], Awaitable[None]]
+    cluster: Attacked, size: int, call: Callable[[AsyncClient], Awaitable[None]]
 ) -> AsyncIterator[None]:
     async def repeat(client: AsyncClient) -> None:
         while True:
@@ -186,3 +198,28 @@ async def _repeated(
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextmanager
+def running(name: str, size: int, address: str, http_address: str) -> Iterator[None]:
+    """Runs an attack of this module in a process of its own, for the length of the block."""
+    command = [sys.executable, "-m", __name__, name, str(size), address, http_address]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == _UNDER_WAY + "\n", f"the attack {name} has ended"
+            yield
+        finally:
+            process.stdin.close()
+
+
+async def _main(name: str, size: str, address: str, http_address: str) -> None:
+    attack = globals()[name]
+    async with attack(Attacked(address, http_address), int(size)):
+        print(_UNDER_WAY, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(*sys.argv[1:]))

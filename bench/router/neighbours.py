@@ -1,8 +1,8 @@
 """An innocent tenant's p99 beside an attack on a limit that it shares, against its p99 alone.
 
-Both sides run in turns on one cluster with tenants, whose default limits each attack exceeds. On
-few cores the attackers' own work is part of what is measured, and beside waiting calls the time
-until a running one ends.
+Both sides run in turns on one cluster with tenants, whose default limits each attack exceeds, and
+the attack in a process of its own. On few cores that process's work is part of what is measured,
+and beside waiting calls the time until a running one ends.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ import random
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -35,15 +34,14 @@ _TOKEN = "innocent"
 _PROMPT = "Once upon a time"
 _numbers = count()
 
-Attack = Callable[[LocalCluster, int], AbstractAsyncContextManager[None]]
 Call = Callable[[LocalCluster], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Attack of a size, and a call of the innocent tenant beside it."""
+    """Attack of a size, by its name in `attacks`, and a call of the innocent tenant beside it."""
 
-    attack: Attack
+    attack: str
     size: int
     call: Call
 
@@ -98,16 +96,16 @@ async def tokenize(cluster: LocalCluster, num_words: int) -> None:
 generate_by_cached_grammar = partial(generate, grammar="[ab]{3}")
 
 CASES = {
-    "admission queue": Case(attacks.waiting_calls, 1200, generate),
-    "gRPC connections": Case(attacks.idle_connections, 1100, generate),
-    "streams reset": Case(attacks.resetting_connections, 4, generate),
-    "HTTP connections": Case(attacks.slow_bodies, 1060, complete),
-    "slow grammars, cached one": Case(attacks.slow_grammars, 24, generate_by_cached_grammar),
-    "slow grammars, new one": Case(attacks.slow_grammars, 24, generate_by_new_grammar),
-    "masks of grammars": Case(attacks.ambiguous_grammars, 4, generate),
-    "image decoders": Case(attacks.large_images, 12, look),
-    "long texts": Case(attacks.long_texts, 24, partial(tokenize, num_words=1600)),
-    "large bodies": Case(attacks.large_bodies, 8, partial(tokenize, num_words=20_000)),
+    "admission queue": Case("waiting_calls", 1200, generate),
+    "gRPC connections": Case("idle_connections", 1100, generate),
+    "streams reset": Case("resetting_connections", 4, generate),
+    "HTTP connections": Case("slow_bodies", 1060, complete),
+    "slow grammars, cached one": Case("slow_grammars", 24, generate_by_cached_grammar),
+    "slow grammars, new one": Case("slow_grammars", 24, generate_by_new_grammar),
+    "masks of grammars": Case("ambiguous_grammars", 4, generate),
+    "image decoders": Case("large_images", 12, look),
+    "long texts": Case("long_texts", 24, partial(tokenize, num_words=1600)),
+    "large bodies": Case("large_bodies", 8, partial(tokenize, num_words=20_000)),
 }
 
 
@@ -154,7 +152,7 @@ async def measure_all(
 async def _measure(cluster: LocalCluster, case: Case, num_calls: int, measured: Measured) -> None:
     for _ in range(num_calls):
         measured.alone.append(await _seconds(cluster, case))
-    async with case.attack(cluster, case.size):
+    with attacks.running(case.attack, case.size, cluster.address, cluster.http_address):
         for _ in range(num_calls):
             try:
                 measured.beside.append(await _seconds(cluster, case))
