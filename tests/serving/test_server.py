@@ -271,7 +271,7 @@ class Process:
         os.kill(self._child.pid, signum)
 
     def stopped(self) -> str:
-        """What it prints once it has stopped to serve; it waits for `wait` then."""
+        """Line that it prints once it has stopped to serve; it waits for `wait` then."""
         return self._child.stdout.readline().strip()
 
     def wait(self) -> tuple[int, str]:
