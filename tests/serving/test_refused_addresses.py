@@ -3,11 +3,12 @@
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import ip_network
 
 import pytest
 
 from baton.serving.grpc.connection_guard import ConnectionLimits
-from baton.serving.grpc.handshake_filter import MAX_ADDRESSES
+from baton.serving.grpc.handshake_filter import MAX_ADDRESSES, refuse
 from baton.serving.grpc.own_sockets import tcp_sockets
 from baton.serving.grpc.refused_addresses import RefusedAddresses
 from baton.v1 import inference_pb2 as pb
@@ -19,6 +20,8 @@ from tests.support.waiting import until
 GENERATE = "/baton.v1.Inference/Generate"
 ATTACKER, OTHER = "127.0.0.2", "127.0.0.3"
 REFUSED_WITHIN = 0.3
+pytestmark = pytest.mark.slow  # of those lanes that run as root
+
 LIMITS = ConnectionLimits(max_new_streams_per_s=2000, max_resets_per_s=200, max_drops_per_address=2)
 
 
@@ -35,6 +38,17 @@ def is_refused(port: int, source: str) -> bool:
     return False
 
 
+@pytest.fixture
+def filters() -> None:
+    """Skips a test where the kernel lets this user set no filter on a TCP socket."""
+    with listening("127.0.0.1") as port:
+        try:
+            refuse(port, [ip_network(ATTACKER)])
+        except OSError as error:
+            pytest.skip(f"no filter can be set: {error.strerror}")
+
+
+@pytest.mark.usefixtures("filters")
 async def test_address_dropped_again_and_again_may_not_connect():
     async def generate(request, context):
         yield chunk("x")
@@ -61,6 +75,7 @@ def listening(host: str) -> Iterator[int]:
         yield server.getsockname()[1]
 
 
+@pytest.mark.usefixtures("filters")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::"])
 def test_address_may_connect_again_after_a_minute(host):
     addresses = RefusedAddresses(max_drops=2)
@@ -82,6 +97,7 @@ def test_address_may_connect_again_after_a_minute(host):
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="the kernel has no IPv6")
+@pytest.mark.usefixtures("filters")
 def test_network_of_ipv6_may_not_connect_as_a_whole():
     addresses = RefusedAddresses(max_drops=1)
     with listening("::") as port:
@@ -90,10 +106,11 @@ def test_network_of_ipv6_may_not_connect_as_a_whole():
         addresses.apply(port, 0.0)
         assert addresses.holders == ("::/64",)
         with pytest.raises(TimeoutError):
-            socket.create_connection(("::1", port), REFUSED_WITHIN)
+            socket.create_connection(("::1", port), REFUSED_WITHIN).close()
         connect(port, OTHER).close()
 
 
+@pytest.mark.usefixtures("filters")
 def test_addresses_dropped_last_are_refused_of_too_many():
     addresses = RefusedAddresses(max_drops=1)
     hosts = [f"127.1.0.{number}" for number in range(1, MAX_ADDRESSES + 2)]

@@ -1,8 +1,8 @@
 """Filter of handshakes: the kernel drops packets of some addresses to a port that listens.
 
-A program of classic BPF (Linux, Documentation/networking/filter.rst) on the listening socket, which
-any process may set on its own. Connections that are established have no listening socket, and go
-on.
+A program of classic BPF (Linux, Documentation/networking/filter.rst) on the listening socket. Most
+kernels let any process set one on its own sockets; some want CAP_NET_ADMIN for those of TCP.
+Connections that are established have no listening socket, and go on.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ _Instruction = tuple[int, int, int, int]
 
 def refuse(port: int, networks: Collection[Network]) -> None:
     """Drops handshakes from these networks to the sockets of this process that listen on `port`,
-    and from no others any more. Raises `OSError` where the kernel has no such filters."""
+    and from no others any more. Raises `OSError` where the kernel lets none be set."""
     if sys.platform != "linux":
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
     for listening in tcp_sockets(port):

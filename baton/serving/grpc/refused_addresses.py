@@ -27,7 +27,8 @@ class RefusedAddresses:
     """
 
     def __init__(self, max_drops: int) -> None:
-        """Refuses an address with more than `max_drops` drops within a minute; 0: none."""
+        """Refuses an address with more than `max_drops` drops within a minute; 0: none. None either
+        once the kernel has let no filter be set."""
         self.holders: tuple[str, ...] = ()
         self._max_drops = max_drops
         self._drops: defaultdict[str, deque[float]] = defaultdict(deque)
@@ -49,6 +50,18 @@ class RefusedAddresses:
         holders = tuple(due[-handshake_filter.MAX_ADDRESSES :])
         if {*holders} == {*self.holders}:
             return
+        try:
+            handshake_filter.refuse(port, [ip_network(holder) for holder in holders])
+        except OSError as error:
+            self._max_drops = 0
+            self._drops.clear()
+            logger.warning(
+                "cannot refuse new connections of %s: %s; they are dropped one by one (a filter on "
+                "TCP sockets may need CAP_NET_ADMIN)",
+                ", ".join(holders),
+                error.strerror or error,
+            )
+            return
         for holder in {*holders} - {*self.holders}:
             logger.warning(
                 "refuses new connections of %s for %.0f s: more than %d were dropped within that "
@@ -58,7 +71,3 @@ class RefusedAddresses:
                 self._max_drops,
             )
         self.holders = holders
-        try:
-            handshake_filter.refuse(port, [ip_network(holder) for holder in holders])
-        except OSError as error:
-            logger.warning("the kernel cannot refuse addresses: %s", error.strerror or error)
