@@ -200,9 +200,25 @@ async def _repeated(
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
+ATTACKS = {
+    attack.__name__: attack
+    for attack in (
+        waiting_calls,
+        slow_grammars,
+        ambiguous_grammars,
+        long_texts,
+        large_images,
+        idle_connections,
+        resetting_connections,
+        slow_bodies,
+        large_bodies,
+    )
+}
+
+
 @contextmanager
 def running(name: str, size: int, address: str, http_address: str) -> Iterator[None]:
-    """Runs an attack of this module in a process of its own, for the length of the block."""
+    """Runs one of `ATTACKS` in a process of its own, for the length of the block."""
     command = [sys.executable, "-m", __name__, name, str(size), address, http_address]
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as process:
         assert process.stdin is not None
@@ -215,8 +231,7 @@ def running(name: str, size: int, address: str, http_address: str) -> Iterator[N
 
 
 async def _main(name: str, size: str, address: str, http_address: str) -> None:
-    attack = globals()[name]
-    async with attack(Attacked(address, http_address), int(size)):
+    async with ATTACKS[name](Attacked(address, http_address), int(size)):
         print(_UNDER_WAY, flush=True)
         await asyncio.to_thread(sys.stdin.read)
 

@@ -39,7 +39,7 @@ Call = Callable[[LocalCluster], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Attack of a size, by its name in `attacks`, and a call of the innocent tenant beside it."""
+    """Attack of a size, by its name in `ATTACKS`, and a call of the innocent tenant beside it."""
 
     attack: str
     size: int
