@@ -142,7 +142,7 @@ class SamplingParams:
         top_p: only the most likely tokens whose probabilities sum to this; in (0, 1].
         min_p: only tokens at least this times as likely as the most likely one; in [0, 1].
         seed: the random numbers of token i of sequence s are a function of (seed, s, i) alone.
-            None: the router draws one; an engine on its own takes 0.
+            None: `Client` or the router draws one; an engine on its own takes 0.
         n: sequences returned, 1 to 16; several differ, so they need a temperature or beams.
         best_of: sequences generated, of which the `n` with the highest mean log-probability are
             returned; in [n, 16], None is `n`.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -92,6 +93,8 @@ def generate_request(
         images=map(_image_to_message, images),
         clamp_max_tokens=clamp_max_tokens,
     )
+    if params is None or params.seed is None:  # the same wherever the request is sent again
+        request.sampling.seed = secrets.randbits(64)
     _set_input(request, prompt)
     return request
 

@@ -196,14 +196,16 @@ def test_generate_sends_every_parameter(client, router):
     client.generate("Hi", params, model="tiny", request_id="mine", clamp_max_tokens=True).text()
     client.generate("Hi", SamplingParams(temperature=0.5)).text()
     client.generate("Hi").text()
-    asked, unseeded, plain = router.requests
+    asked, *unseeded = router.requests
+    plain = unseeded[-1]
     assert (asked.model, asked.request_id) == ("tiny", "mine")
     assert (asked.sampling.max_tokens, asked.sampling.temperature) == (4, 0.5)
     assert (asked.sampling.seed, list(asked.sampling.stop)) == (2**63, ["x"])
-    assert not unseeded.sampling.HasField("seed"), "the router draws one"
+    assert all(request.sampling.HasField("seed") for request in unseeded)
+    assert unseeded[0].sampling.seed != plain.sampling.seed
     assert asked.sampling.HasField("n")
     assert not asked.sampling.HasField("top_p"), "the model has a default"
-    assert not plain.HasField("sampling")
+    assert [field.name for field, _ in plain.sampling.ListFields()] == ["seed"]
     assert (asked.clamp_max_tokens, plain.clamp_max_tokens) == (True, False)
 
 
