@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
+from rich.text import Text
 
 from baton.client.client import (
     Client,
@@ -211,7 +212,8 @@ class Conversation:
         """Tells on stderr by which bound an answer was cut."""
         is_own = finished.usage.num_output_tokens >= self._params.max_tokens
         bound = "--max-tokens" if is_own else "the model's length"
-        Console(stderr=True).print(f"[the answer was cut at {bound}]", style="dim", markup=False)
+        told = Text(f"[the answer was cut at {bound}]", "dim")
+        Console(stderr=True, highlight=False).print(told)
 
 
 def run(

@@ -204,6 +204,17 @@ def test_conversation_tells_of_a_cut_answer_on_stderr(capsys: pytest.CaptureFixt
         assert client.is_clamped
 
 
+def test_conversation_tells_of_a_cut_answer_dim_at_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    client = FakeClient("he")
+    client.reason = FinishReason.LENGTH
+    conversation(client).say("one")
+    assert capsys.readouterr().err == "\x1b[2m[the answer was cut at the model's length]\x1b[0m\n"
+
+
 def test_tools_are_read_in_the_form_of_openai(tmp_path: Path) -> None:
     file = tmp_path / "tools.json"
     file.write_text(
