@@ -67,6 +67,8 @@ def running() -> Iterator[LocalCluster]:
                 **HANDOFFS,
                 "tool_call_parser": "hermes",
                 "reasoning_parser": "think",
+                "http_reasoning_field": "reasoning",
+                "http_excess_max_tokens": "refuse",
             },
         ) as cluster:
             yield cluster
@@ -149,6 +151,26 @@ async def test_required_call_over_http_is_the_same_in_pieces(ai):
     assert (names, reason) == (["forecast"], "tool_calls")
     assert "".join(map(str, pieces)) == call.function.arguments
     assert len(pieces) > 5
+
+
+async def test_settings_name_reasoning_and_refuse_excess_tokens(ai, grpc_client):
+    thought = (await grpc_client.tokenize("<think>")).token_ids[0]
+    asked: dict[str, Any] = {
+        "model": "caller",
+        "messages": [{"role": "user", "content": "What is the time?"}],
+        "tools": [{"type": "function", "function": {"name": "time"}}],
+        "tool_choice": "required",
+        "extra_body": {"thinking_token_budget": 4},
+    }
+    answer = await ai.chat.completions.create(
+        **asked, max_tokens=100, logit_bias={str(thought): 100}
+    )
+    found = answer.choices[0].message.model_dump(exclude_none=True)
+    assert found["reasoning"]
+    assert "reasoning_content" not in found
+    with pytest.raises(openai.BadRequestError, match="is 1000000") as refused:
+        await ai.chat.completions.create(**asked, max_tokens=10**6)
+    assert (refused.value.param, refused.value.code) == ("max_tokens", "context_length_exceeded")
 
 
 async def test_unfollowed_schema_is_named_if_strict_and_else_left_out(ai):

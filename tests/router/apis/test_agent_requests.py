@@ -12,9 +12,9 @@ from baton.models import locate
 from baton_picker.prompt import PromptReader
 from baton_router.text.model_card import ModelCard, read_model_card
 from baton_router.text.request_bounds import PromptLimits
-from tests.router.apis.test_streams import events_of
 from tests.support.agents.recording import RECORDINGS
 from tests.support.model_outputs import WRITTEN, special_tokenizer
+from tests.support.router.event_stream import events_of
 from tests.support.router.front import front_of
 from tests.support.router.written import writing
 from tests.support.templates import FAMILIES, template_of_family

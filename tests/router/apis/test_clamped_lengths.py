@@ -1,11 +1,11 @@
 """Bounds of answers beyond what the prompt leaves of the model's length, by every API."""
 
-import json
 from typing import Any
 
 import pytest
 
 from baton.v1 import inference_pb2 as pb
+from tests.support.router.event_stream import events_of
 from tests.support.router.front import front_of
 from tests.support.router.scripted import card
 from tests.support.router.written import writing
@@ -73,8 +73,7 @@ async def test_message_that_fills_the_model_says_so(is_streamed):
         async with front_of(*writing("One two.", reason=CUT)) as front:
             body = {**USER, "max_tokens": asked, "stream": is_streamed}
             answer = await front.post("/v1/messages", json=body)
-        events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
-        found = json.loads(events[-2])["delta"] if is_streamed else answer.json()
+        found = events_of(answer.content)[-2]["delta"] if is_streamed else answer.json()
         assert found["stop_reason"] == reason
     async with front_of(*writing("One two.")) as front:
         answer = await front.post("/v1/messages", json={**USER, "max_tokens": 10**6})

@@ -1,6 +1,5 @@
 """Anthropic's own client against /v1/messages: text, tool calls, thinking and refusals."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +10,7 @@ from anthropic.types import Message
 from baton.v1 import inference_pb2 as pb
 from baton_router.routing.admission.quotas import Quota
 from baton_router.text.model_card import ModelCard
+from tests.support.router.event_stream import events_of
 from tests.support.router.front import anthropic_client_of, front_of
 from tests.support.router.scripted import decode, prefill
 from tests.support.router.written import (
@@ -172,8 +172,8 @@ async def test_streamed_message_has_a_stop_sequence_or_null(model):
         async with front_of(*writing("One. Two.", model=model), model=model) as front:
             body = given_to(model, stream=True, **given)
             answer = await front.post("/v1/messages", json=body)
-        (event,) = (line for line in answer.text.splitlines() if '"message_delta"' in line[6:])
-        assert json.loads(event[6:])["delta"]["stop_sequence"] == expected
+        (event,) = (e for e in events_of(answer.content) if e["type"] == "message_delta")
+        assert event["delta"]["stop_sequence"] == expected
 
 
 async def test_conversation_of_blocks_becomes_messages_of_the_template(model):

@@ -7,7 +7,6 @@ types do not say: the order of events, and what the items are. The case with an 
 images.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 
 from baton.v1 import inference_pb2 as pb
 from baton_router.text.model_card import ModelCard
+from tests.support.router.event_stream import events_of
 from tests.support.router.front import front_of
 from tests.support.router.written import NOW, OSLO, THOUGHT, writing
 
@@ -225,11 +225,6 @@ async def sent(model: ModelCard, case: Case, *, stream: bool) -> tuple[httpx.Res
     return answer, model.tokenizer.decode(list(asked.token_ids), skip_special_tokens=False)
 
 
-def events_of(answer: httpx.Response) -> list[Json]:
-    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
-    return [json.loads(line) for line in lines]
-
-
 def content_of(item: Json) -> str:
     return item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
 
@@ -262,7 +257,7 @@ async def test_response_is_that_of_open_responses(model, name):
 
     streamed, same_prompt = await sent(model, case, stream=True)
     assert same_prompt == prompt
-    events = events_of(streamed)
+    events = events_of(streamed.content)
     kinds = [event["type"] for event in events]
     assert kinds[:2] == ["response.created", "response.in_progress"]
     assert kinds[-1] == f"response.{response['status']}"
@@ -323,7 +318,7 @@ async def test_response_continues_the_previous_one(model, redis):
         answer = await front.post("/v1/responses", json={**body, **again})
         stored = (await front.get(f"/v1/responses/{first['id']}")).json()
     assert stored == first
-    assert events_of(answer)[-1]["response"]["previous_response_id"] == first["id"]
+    assert events_of(answer.content)[-1]["response"]["previous_response_id"] == first["id"]
     prompt = model.tokenizer.decode(list(computing.requests[1].token_ids))
     at = [prompt.index(text) for text in ("How is the weather", "It rains.", "Sure?")]
     assert at == sorted(at)

@@ -1,6 +1,5 @@
 """Fields of completions and chat completions that other servers take, too."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +14,7 @@ from baton_router.apis.edge.body.other_servers import OTHER_FIELDS
 from baton_router.apis.openai.schemas import ChatRequest, CompletionRequest
 from baton_router.apis.responses.schemas import ResponsesRequest
 from baton_router.text.model_card import ModelCard
+from tests.support.router.event_stream import events_of
 from tests.support.router.front import card, front_of
 from tests.support.router.scripted import (
     READY,
@@ -226,8 +226,8 @@ async def written(
     if not stream:
         messages = [answer.json()["choices"][0]["message"]]
     else:
-        lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
-        messages = [c["delta"] for line in lines for c in json.loads(line)["choices"]]
+        chunks = events_of(answer.content)
+        messages = [c["delta"] for chunk in chunks for c in chunk["choices"]]
     names = ("content", "reasoning_content", "reasoning")
     return tuple("".join(message.get(name) or "" for message in messages) for name in names)
 
@@ -289,8 +289,7 @@ async def test_answer_has_token_ids_where_they_are_asked_for(model, path, stream
     async with front_of(computing, decoding, model=model) as front:
         answer = await front.post(f"/v1/{path}", json=fields)
     assert answer.status_code == 200, answer.text
-    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
-    chunks = [json.loads(line) for line in lines] if stream else [answer.json()]
+    chunks = events_of(answer.content) if stream else [answer.json()]
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     ids = [i for choice in choices for i in choice.get("token_ids", [])]
     assert ids == ids_of(text, model)

@@ -11,6 +11,7 @@ from baton.v1 import inference_pb2 as pb
 from baton_router.apis.responses.functions import Functions
 from baton_router.apis.responses.schemas import FunctionTool, Namespace
 from baton_router.text.model_card import ModelCard
+from tests.support.router.event_stream import events_of
 from tests.support.router.front import front_of, openai_client_of
 from tests.support.router.scripted import decode, prefill
 from tests.support.router.written import (
@@ -224,7 +225,7 @@ async def test_response_has_required_fields_and_what_was_given(model, stream, gi
         answer = await front.post("/v1/responses", json=wanted)
     assert answer.status_code == 200, answer.text
     if stream:
-        events = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:5] == "data:"]
+        events = events_of(answer.content)
         responses = [event["response"] for event in events if "response" in event]
         assert len(responses) == 3
     else:

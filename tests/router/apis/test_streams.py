@@ -36,6 +36,7 @@ from baton_router.text.output_parsing.formats.catalog import output_format
 from baton_router.text.token_bytes import TokenBytes
 from tests.support.grids import nightly
 from tests.support.model_outputs import WRITTEN, special_tokenizer
+from tests.support.router.event_stream import events_of
 from tests.support.router.front import anthropic_client_of, front_of
 from tests.support.router.scripted import Cue
 from tests.support.router.written import writing
@@ -51,18 +52,11 @@ BODIES: dict[str, dict[str, Any]] = {
 LASTS = {
     "/v1/completions": "data: [DONE]",
     "/v1/chat/completions": "data: [DONE]",
-    "/v1/responses": "event: response.completed",
+    "/v1/responses": "data: [DONE]",
     "/v1/messages": "event: message_stop",
 }
 COMMENT = b": keep-alive\n\n"
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-
-
-def events_of(stream: bytes) -> list[dict[str, Any]]:
-    """The objects of a stream of server-sent events."""
-    lines = stream.decode().split("\n")
-    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-    return [json.loads(one) for one in data if one != "[DONE]"]
 
 
 def keep_alive_of(path: str) -> bytes:
@@ -89,6 +83,28 @@ async def test_stream_is_kept_alive_while_it_is_silent(path):
     assert answer.status_code == 200
     assert all(cue.event.is_set() for cue in cues)
     assert LASTS[path] in answer.text.strip().split("\n\n")[-1]
+
+
+@pytest.mark.nightly
+async def test_stream_is_kept_alive_within_ten_seconds():
+    """Each request fails after little more."""
+
+    async def kept_alive(path: str) -> None:
+        cue = Cue()
+        prefill, decode = writing("It rains in Oslo today.", 1)
+        decode.script.insert(4, cue)
+
+        def note(part: bytes) -> None:
+            if part == keep_alive_of(path):
+                cue.event.set()
+
+        body = {"stream": True, "baton": {"timeout_s": 12.0}, **BODIES[path]}
+        async with front_of(prefill, decode, on_body=note) as front:
+            answer = await front.post(path, json=body)
+        assert keep_alive_of(path) in answer.content
+        assert LASTS[path] in answer.text.strip().split("\n\n")[-1]
+
+    await asyncio.gather(*map(kept_alive, BODIES))
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -140,6 +156,7 @@ async def test_refusal_in_the_queue_is_an_event_once_the_stream_began(path, max_
     if path == "/v1/responses":
         assert events[0]["type"] == "response.created"
         assert events[-1]["type"] == "response.failed"
+        assert answer.text.endswith("\n\ndata: [DONE]\n\n")
         assert events[-1]["response"]["error"]["message"]
     else:
         assert "deadline" in events[-1]["error"]["message"]

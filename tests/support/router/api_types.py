@@ -7,7 +7,7 @@ docs/openai.md, docs/responses.md and docs/messages.md describe.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal, get_args
 
@@ -36,6 +36,8 @@ from openai.types.responses import (
 )
 from openai.types.shared import ErrorObject
 from pydantic import BaseModel, TypeAdapter
+
+from tests.support.router.event_stream import data_of
 
 Json = dict[str, Any]
 App = Callable[[Any, Any, Any], Any]
@@ -143,6 +145,7 @@ def _by_type(*kinds: type[BaseModel]) -> dict[str, type[BaseModel]]:
 
 
 _OPENAI_EVENTS = _by_type(*get_args(get_args(ResponseStreamEvent)[0]))
+_LAST_RESPONSE_EVENTS = {"response.completed", "response.incomplete", "response.failed"}
 _OPEN_EVENTS = _by_type(
     *[kind for name, kind in vars(openresponses_types).items() if name.endswith("StreamingEvent")]
 )
@@ -193,18 +196,11 @@ def _check_of(path: str) -> Check | None:
 def _check_body(check_answer: Check, start: Mapping[str, Any], body: bytes) -> None:
     media_type = dict(start["headers"]).get(b"content-type", b"").partition(b";")[0]
     if media_type == b"text/event-stream":
-        check_answer(None, list(_events_of(body)))
+        check_answer(None, list(data_of(body)))
     elif media_type == b"application/json" and start["status"] >= 400:
         _check_error(body)
     elif media_type == b"application/json":
         check_answer(body, [])
-
-
-def _events_of(stream: bytes) -> Iterator[bytes]:
-    """The data of the events of a stream, but for its last word."""
-    for line in stream.split(b"\n"):
-        if line.startswith(b"data: ") and line != b"data: [DONE]":
-            yield line.removeprefix(b"data: ")
 
 
 def _validate(kind: type[BaseModel], written: bytes, extra: Any = "forbid") -> None:
@@ -269,6 +265,7 @@ def _check_response(body: bytes | None, events: list[bytes]) -> None:
         # Open Responses has other names for events of reasoning, and another event of errors.
         open_kind = None if name == "error" else _OPEN_EVENTS.get(name)
         _validate_response(content, _OPENAI_EVENTS[name], open_kind)
+    assert not events or name in _LAST_RESPONSE_EVENTS
 
 
 def _validate_response(

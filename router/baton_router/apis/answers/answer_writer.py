@@ -19,6 +19,9 @@ Extra = Callable[[Sequence[Reader]], Json]
 COMMENT = b": keep-alive\n\n"
 """Server-sent comment, which clients skip."""
 
+DONE = b"data: [DONE]\n\n"
+"""Last words of a stream of OpenAI's and Open Responses' APIs."""
+
 _ENCODER = msgspec.json.Encoder()
 
 

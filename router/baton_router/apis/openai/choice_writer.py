@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 
-from baton_router.apis.answers.answer_writer import COMMENT, AnswerStart, Json, event
+from baton_router.apis.answers.answer_writer import COMMENT, DONE, AnswerStart, Json, event
 from baton_router.apis.answers.sequence_reader import Reader, SequenceDelta
 from baton_router.apis.edge.errors import Failure
 from baton_router.apis.openai.choice_formats import Shape
@@ -47,7 +47,7 @@ class ChoiceWriter:
         return b"" if choice is None else event(self._chunk([choice]))
 
     async def closing(self) -> bytes:
-        return b"".join(map(event, self._closings())) + b"data: [DONE]\n\n"
+        return b"".join(map(event, self._closings())) + DONE
 
     def failed(self, failure: Failure) -> bytes:
         return event(failure.body)

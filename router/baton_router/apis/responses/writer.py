@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from baton.sampling import SamplingDefaults
-from baton_router.apis.answers.answer_writer import COMMENT, AnswerStart, Json, named_event
+from baton_router.apis.answers.answer_writer import COMMENT, DONE, AnswerStart, Json, named_event
 from baton_router.apis.answers.blocks import Block, BlockDelta, Blocks, BlockStart, Change, Kind
 from baton_router.apis.answers.sequence_reader import ScoredToken, SequenceDelta
 from baton_router.apis.edge.errors import Failure
@@ -72,7 +72,7 @@ class ResponseWriter:
 
     async def closing(self) -> bytes:
         response = await self._finished()
-        return self._event(f"response.{response['status']}", response=response)
+        return self._event(f"response.{response['status']}", response=response) + DONE
 
     def failed(self, failure: Failure) -> bytes:
         # Clients read no event before the one that creates the response.
@@ -87,7 +87,7 @@ class ResponseWriter:
             error={"code": code, "message": failure.message},
             output=self._items(),
         )
-        return opened + ended + error + self._event("response.failed", response=response)
+        return opened + ended + error + self._event("response.failed", response=response) + DONE
 
     async def whole(self, updates: Sequence[SequenceDelta]) -> Json:
         for update in updates:
