@@ -47,6 +47,11 @@ class FairSlots:
         """Bytes of those that wait."""
         return self._waiting.num_bytes
 
+    def add(self) -> None:
+        """Adds a slot, which the next holder gets."""
+        self._num_slots += 1
+        self._grant()
+
     async def acquire(self, holder: str, num_bytes: int = 0) -> None:
         """Waits until the holder has a slot, which `release` frees. Raises a refusal if it gives
         way to others."""

@@ -68,6 +68,18 @@ async def test_fair_slots_give_the_only_one_to_any_holder():
     assert asked.begun == ["a1"]
 
 
+async def test_fair_slots_keep_one_free_of_each_as_they_grow():
+    asked = Asked(0)
+    await asked.ask("a0", "a1", "a2")
+    assert asked.begun == []
+    for begun in (["a0"], ["a0"], ["a0", "a1"]):
+        asked.slots.add()
+        await settled()
+        assert asked.begun == begun
+    await asked.ask("b0")
+    assert asked.begun == ["a0", "a1", "b0"]
+
+
 async def test_fair_slots_pass_to_the_next_holder():
     asked, order = Asked(1), []
     await asked.ask("a0", "a1", "a2", "a3", "b0", "c0")

@@ -36,7 +36,7 @@ class ImageLimits:
     processes: int = setting(
         3,
         "Maximum processes of the router that decode images, for each model that takes some. The "
-        "first starts with the router, others when they are needed.",
+        "first starts with the router, others ahead of need: one more than there are images.",
         ge=1,
     )
     cache_bytes: int = setting(

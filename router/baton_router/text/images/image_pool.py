@@ -1,7 +1,8 @@
 """Pool of processes that decode and preprocess the images of one checkpoint.
 
 A process that crashes, or takes too long for an image, costs that image's request alone: the pool
-ends it and starts another one for the next image. Tenants take turns, and none has all processes.
+ends it and starts another one for the next image. Tenants take turns, and none has all processes
+that have started. While there are images, one more is started ahead.
 """
 
 import asyncio
@@ -42,6 +43,7 @@ class ImagePool:
 
     Args:
         path: folder of the checkpoint.
+        num_processes: at most.
 
     Attributes:
         num_busy: processes that have an image.
@@ -63,15 +65,16 @@ class ImagePool:
         )
         self._timeout = limits.timeout_s
         self._max_waiting = num_processes * _MAX_WAITING
-        self._slots = FairSlots(
-            num_processes,
+        self._slots = FairSlots(  # one for each process that has started
+            0,
             self._overload,
             max_waiting=self._max_waiting,
             max_bytes=_MAX_WAITING_BYTES,
         )
-        self._num_processes = num_processes
+        self._max_processes = num_processes
+        self._num_processes = 0
         self._idle: list[Decoder] = []
-        self._spare: asyncio.Task[Decoder] | None = None  # until it has started
+        self._starting: asyncio.Task[None] | None = None
         self._jobs: set[asyncio.Task[None]] = set()
 
     @property
@@ -87,9 +90,7 @@ class ImagePool:
     async def start(self) -> Ready:
         """Starts the first process, and returns the facts of the checkpoint's processor. Raises
         `UnsupportedModelError` if it cannot be loaded."""
-        decoder = await Decoder.start(self._start)
-        self._idle.append(decoder)
-        return decoder.ready
+        return (await self._add()).ready
 
     async def process(
         self, file: bytes, max_frames: int = 1, holder: str = DEFAULT_TENANT
@@ -97,6 +98,7 @@ class ImagePool:
         """Returns the frames that are taken of a file (`Job.max_frames`), preprocessed. Raises
         `RefusedImageError` with the reason if it is refused, and `OverloadedError` if too many
         wait, most of them of `holder`, the tenant that it is of."""
+        asyncio.get_running_loop().call_soon(self._start_ahead)  # once this image is counted
         await self._slots.acquire(holder, len(file))
         answer: asyncio.Future[ImageReply] = asyncio.get_running_loop().create_future()
         # A client that leaves does not cost the process, which is in the middle of its image.
@@ -113,7 +115,7 @@ class ImagePool:
     async def close(self) -> None:
         """Ends all processes."""
         self._slots.close()
-        tasks = [*self._jobs, *([self._spare] if self._spare else [])]
+        tasks = [*self._jobs, *([self._starting] if self._starting else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -133,7 +135,6 @@ class ImagePool:
         holders' processes are not taken for those that its images have ended."""
         try:
             decoder = await self._take()
-            self._prepare_spare()
             if not await self._answered(decoder, job, answer):
                 decoder = await Decoder.start(self._start)
             self._idle.append(decoder)
@@ -182,27 +183,30 @@ class ImagePool:
             if decoder.is_running:
                 return decoder
             await self._end(decoder)  # it ended while it had no image
-        spare, self._spare = self._spare, None
-        return await (spare or Decoder.start(self._start))
+        return await Decoder.start(self._start)
 
-    def _prepare_spare(self) -> None:
-        """Starts the last process ahead, once one tenant may have all others."""
-        is_next = self._slots.num_running == self._num_processes - 1
-        if is_next and not self._idle and self._spare is None:
-            self._spare = asyncio.create_task(Decoder.start(self._start))
-            self._spare.add_done_callback(self._keep_spare)
+    def _start_ahead(self) -> None:
+        """Starts a process unless there is one more than images."""
+        num_wanted = 1 + self._slots.num_running + self._slots.num_waiting
+        if self._num_processes < min(num_wanted, self._max_processes) and self._starting is None:
+            self._starting = asyncio.create_task(self._add_ahead())
 
-    def _keep_spare(self, started: "asyncio.Task[Decoder]") -> None:
-        if started is not self._spare:  # it is taken already
-            return
-        self._spare = None
-        if started.cancelled():
-            return
-        error = started.exception()
-        if error is None:
-            self._idle.append(started.result())
-        else:
+    async def _add_ahead(self) -> None:
+        try:
+            await self._add()
+        except Exception as error:
             logger.warning("no process for images was started: %s", error)
+            return
+        finally:
+            self._starting = None
+        self._start_ahead()
+
+    async def _add(self) -> Decoder:
+        decoder = await Decoder.start(self._start)
+        self._idle.append(decoder)
+        self._num_processes += 1
+        self._slots.add()
+        return decoder
 
     async def _end(self, decoder: Decoder) -> None:
         self.num_restarts += 1

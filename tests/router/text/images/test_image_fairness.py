@@ -103,6 +103,20 @@ async def test_pool_replaces_process_in_the_turn_that_ended_it(checkpoint):
         assert pool.num_restarts == 1
 
 
+async def test_pool_gives_second_process_once_a_third_is_up(checkpoint):
+    async with pool_of(checkpoint, 3) as (pool, stopped):
+        first = asyncio.create_task(pool.process(GOOD, holder="many"))
+        await until(lambda: (pool.num_busy, pool.num_idle) == (1, 1), within=120.0)
+        second = asyncio.create_task(pool.process(GOOD, holder="many"))
+        await settled()
+        assert (pool.num_busy, pool.num_waiting, pool.num_idle) == (1, 1, 1)
+        assert await pool.process(GOOD, holder="few")
+        assert await second
+        os.kill(stopped, signal.SIGCONT)
+        assert await first
+        await until(lambda: pool.num_idle == 3, within=120.0)
+
+
 async def test_full_pool_displaces_newest_of_largest_tenant(checkpoint):
     decoded, refused = [], []
 
