@@ -1,10 +1,10 @@
 """Grammars of several tenants, which an engine compiles in turns beside its steps."""
 
 import asyncio
-import os
-import signal
+from contextlib import suppress
 from typing import Any
 
+import psutil
 import pytest
 
 from baton.engine.config import EngineConfig
@@ -18,12 +18,14 @@ from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind, SamplingParams
 from tests.support.engine.engines import load, load_parts
 from tests.support.engine.streams import running
+from tests.support.waiting import until
 
 ROOM: dict[str, Any] = {"num_blocks": 64, "block_size": 16}
+SLOW = "({}|[a-z]?{{10800}})"
 
 
 class PatientCore(EngineCore):
-    """Its trials may take a minute: on a busy machine a third process takes seconds to start."""
+    """Its trials may take a minute."""
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel) -> None:
         super().__init__(config, loaded)
@@ -32,10 +34,10 @@ class PatientCore(EngineCore):
             loaded.path, info.vocab_size, info.eos_token_ids, limits=limits
         )
 
-    @property
-    def trial_pids(self) -> list[int]:
+    def trials(self) -> list[psutil.Process]:
+        """Returns the processes that try a grammar each."""
         assert self._grammars is not None
-        return self._grammars.trial_pids
+        return psutil.Process(self._grammars.trial_pid).children()
 
 
 def request(tenant: str, pattern: str, salt: bytes = b"") -> EngineRequest:
@@ -43,32 +45,32 @@ def request(tenant: str, pattern: str, salt: bytes = b"") -> EngineRequest:
     return EngineRequest("r", (5, 6, 7), params, 3, tenant=tenant, salt=salt)
 
 
+def end(trials: list[psutil.Process]) -> None:
+    for trial in trials:
+        with suppress(psutil.NoSuchProcess):
+            trial.kill()
+
+
 async def test_grammar_turns_pass_one_tenants_slow_grammars(checkpoints):
     core = PatientCore(*load_parts(checkpoints["tiny"], **ROOM))
     async with running(LLM(core)) as serving:
-        for count in range(1, 11):  # two at once need two processes, if both threads get a core
-            both = f"[ab]{{{count}}}", f"[cd]{{{count}}}"
-            await asyncio.gather(*(serving.compile_grammar(request("b", each)) for each in both))
-            if len(trials := core.trial_pids) == 2:
-                break
-        assert len(trials) == 2
-        for pid in trials:
-            os.kill(pid, signal.SIGSTOP)
-        try:
-            slow = [
-                asyncio.create_task(serving.compile_grammar(request("a", f"[xy]{{{n}}}")))
-                for n in range(1, 7)
-            ]
-            await asyncio.sleep(0)
-            assert await serving.compile_grammar(request("b", both[0])) is not None
-            assert await serving.compile_grammar(request("b", "[ef]{5}")) is not None
-            with pytest.raises(InvalidArgumentError, match="unclosed group"):
-                await serving.compile_grammar(request("b", "(a"))
-            assert not any(task.done() for task in slow)
-        finally:
-            for pid in trials:
-                os.kill(pid, signal.SIGCONT)
-        await asyncio.gather(*slow)
+        assert await serving.compile_grammar(request("b", "[ab]{2}")) is not None
+        slow = [
+            asyncio.create_task(serving.compile_grammar(request("a", SLOW.format(n))))
+            for n in range(6)
+        ]
+        await until(lambda: len(core.trials()) == 2)
+        for trial in core.trials():
+            trial.suspend()
+        assert await serving.compile_grammar(request("b", "[ab]{2}")) is not None
+        assert await serving.compile_grammar(request("b", "[ef]{5}")) is not None
+        with pytest.raises(InvalidArgumentError, match="unclosed group"):
+            await serving.compile_grammar(request("b", "(a"))
+        assert not any(task.done() for task in slow)
+        await until(lambda: end(core.trials()) or all(task.done() for task in slow))
+        for task in slow:
+            with pytest.raises(InvalidArgumentError, match="no memory was left"):
+                await task
 
 
 async def test_grammar_of_another_salt_is_compiled_again(checkpoints):

@@ -746,7 +746,7 @@ def test_compile_stops_at_its_time_limit(new_compiler, rng):
         with pytest.raises(InvalidArgumentError, match=r"takes more than 0\.3 s to compile"):
             compiler.compile(HOSTILE[name])
     # Nothing is left over that computes.
-    assert all(not psutil.Process(pid).children() for pid in compiler.trial_pids)
+    assert not psutil.Process(compiler.trial_pid).children()
     write(compiled_at_last(compiler, Grammar(REGEX, "[a-c]{3}")), rng)
 
 
@@ -794,18 +794,18 @@ def test_compile_raises_overloaded_when_all_trials_are_busy(new_compiler):
 def test_killed_trial_process_is_replaced(new_compiler):
     compiler = new_compiler()
     compiler.compile(Grammar(REGEX, "a"))
-    (pid,) = compiler.trial_pids
+    pid = compiler.trial_pid
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     compiler.compile(Grammar(REGEX, "b"))
-    assert compiler.trial_pids != [pid]
+    assert compiler.trial_pid != pid
 
 
 def test_trial_killed_for_lack_of_memory_is_not_final(new_compiler):
     """As the system does with the largest process where no memory is left."""
     compiler = new_compiler(limits=GrammarLimits(time_s=60.0, memory_bytes=4 << 30))
     compiler.compile(Grammar(REGEX, "warm"))
-    grammar, judge = HOSTILE["disjoint patterns"], psutil.Process(*compiler.trial_pids)
+    grammar, judge = HOSTILE["disjoint patterns"], psutil.Process(compiler.trial_pid)
     with ThreadPoolExecutor(1) as thread:
         compiling = thread.submit(compiler.compile, grammar)
         wait_until(judge.children)
@@ -815,10 +815,10 @@ def test_trial_killed_for_lack_of_memory_is_not_final(new_compiler):
     assert not compiler.is_cached(grammar)
 
 
-def test_trial_processes_end_with_their_compiler(rng):
+def test_trial_process_ends_with_its_compiler(rng):
     compiler = GrammarCompiler(FOLDER, VOCAB_SIZE, ENDS)
     compiled = compiler.compile(Grammar(REGEX, "[ab]{2}"))
-    (pid,) = compiler.trial_pids
+    pid = compiler.trial_pid
     assert psutil.pid_exists(pid)
     del compiler
     gc.collect()

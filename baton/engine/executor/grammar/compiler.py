@@ -18,7 +18,7 @@ from typing import Final
 from baton.engine.executor.grammar.cache import GrammarCache, GrammarKey
 from baton.engine.executor.grammar.judge import GrammarLimits, reason_of
 from baton.engine.executor.grammar.state import CompiledGrammar
-from baton.engine.executor.grammar.trial import TrialPool
+from baton.engine.executor.grammar.trial import Trials
 from baton.engine.executor.grammar.vocabulary import Vocabulary
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar
@@ -69,12 +69,12 @@ class GrammarCompiler:
             problem = str(error).replace(str(file), file.name)
             self._unusable = f"cannot be used with this model: {reason_of(problem)}"
         else:
-            self._trials = TrialPool(file, self._vocabulary.mark_ids, self._limits)
+            self._trials = Trials(file, self._vocabulary.mark_ids, self._limits)
 
     @property
-    def trial_pids(self) -> list[int]:
-        """Ids of the processes in which grammars are tried."""
-        return [] if self._vocabulary is None else self._trials.pids
+    def trial_pid(self) -> int | None:
+        """Id of the process in which grammars are tried; None before the first."""
+        return None if self._vocabulary is None else self._trials.pid
 
     def is_cached(self, grammar: Grammar, salt: bytes = b"") -> bool:
         """Returns whether the outcome of a grammar, or its refusal, is kept."""
@@ -104,7 +104,7 @@ class GrammarCompiler:
         return _unless_refused(future.result())
 
     def close(self) -> None:
-        """Ends the trial processes, as the garbage collector would."""
+        """Ends the trial process, as the garbage collector would."""
         if self._vocabulary is not None:
             self._trials.close()
 

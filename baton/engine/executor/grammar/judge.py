@@ -2,7 +2,8 @@
 
 Run as a module it reads grammars from stdin, one per line, and writes verdicts. It holds the
 tokenizer, and forks a child per grammar, which compiles it under limits that the kernel enforces
-and generates a few texts. The engine's side is `baton.engine.executor.grammar.trial`.
+and generates a few texts: children of several grammars run at once, and none waits for a tokenizer
+to be read. The engine's side is `baton.engine.executor.grammar.trial`.
 """
 
 import json
@@ -11,11 +12,13 @@ import os
 import random
 import re
 import resource
+import selectors
 import signal
 import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, Final
 
@@ -124,36 +127,104 @@ def _main(config: dict[str, Any]) -> None:
     os.dup2(2, 1)
     marks: list[int] = config["marks"]
     tokenizer = LLTokenizer(config["file"], eos_token=marks)
-    limits = GrammarLimits(**config["limits"])
-    smallest = _fork(Grammar(GrammarKind.REGEX, "a"), tokenizer, marks, limits)
-    answers.write(b"ready\n")
-    for line in sys.stdin.buffer:
-        request = json.loads(line)
-        grammar = Grammar(GrammarKind(request["kind"]), request["text"])
-        fields = _fork(grammar, tokenizer, marks, limits)
-        # Subtracts the child's own memory, measured with the smallest grammar.
-        over = fields.get("num_bytes", 0) - smallest.get("num_bytes", 0)
-        fields["num_bytes"] = max(over, _LEAST_BYTES)
-        answers.write(json.dumps(fields).encode() + b"\n")
+    Judge(tokenizer, marks, GrammarLimits(**config["limits"]), answers).run()
 
 
-def _fork(
-    grammar: Grammar, tokenizer: LLTokenizer, marks: list[int], limits: GrammarLimits
-) -> dict[str, Any]:
-    """Forks a child for a trial. Returns its result's fields, or those of one by its exit code."""
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            _run_trial(grammar, tokenizer, marks, limits, write)
-        finally:
-            os._exit(1)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        answer = pipe.read()
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+@dataclass(slots=True)
+class _Trial:
+    """Child that tries one grammar.
+
+    Attributes:
+        number: of the request.
+        pipe: descriptor from which the child's answer is read, to its end.
+    """
+
+    number: int
+    child: int
+    pipe: int
+    answer: bytes = b""
+
+
+class Judge:
+    """Judge of the grammars that come by stdin, each in a child of its own, any number at once.
+
+    Args:
+        marks: tokens that end a sequence.
+        answers: gets the results' fields in any order, by the numbers of their requests; first 0,
+            once it is ready.
+    """
+
+    def __init__(
+        self, tokenizer: LLTokenizer, marks: list[int], limits: GrammarLimits, answers: RawIOBase
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._marks = marks
+        self._limits = limits
+        self._answers = answers
+        self._received = b""
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> None:
+        """Judges until stdin ends."""
+        smallest = self._tried(Grammar(GrammarKind.REGEX, "a"))
+        own_bytes = smallest.get("num_bytes", 0)  # of a child that compiles next to nothing
+        self._tell(0, {})
+        self._selector.register(0, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select():
+                chunk = os.read(key.fd, 1 << 16)
+                if key.data is not None:
+                    self._read(key.data, chunk, own_bytes)
+                elif chunk:
+                    self._receive(chunk)
+                else:
+                    return
+
+    def _tried(self, grammar: Grammar) -> dict[str, Any]:
+        """Returns the fields of a trial for which nothing else waits."""
+        trial = self._start(0, grammar)
+        with os.fdopen(trial.pipe, "rb") as pipe:
+            trial.answer = pipe.read()
+        return _ended(trial, self._limits)
+
+    def _receive(self, chunk: bytes) -> None:
+        *lines, self._received = (self._received + chunk).split(b"\n")
+        for line in lines:
+            asked = json.loads(line)
+            trial = self._start(asked["number"], Grammar(GrammarKind(asked["kind"]), asked["text"]))
+            self._selector.register(trial.pipe, selectors.EVENT_READ, trial)
+
+    def _start(self, number: int, grammar: Grammar) -> _Trial:
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                os.close(self._answers.fileno())
+                _run_trial(grammar, self._tokenizer, self._marks, self._limits, write)
+            finally:
+                os._exit(1)
+        os.close(write)
+        return _Trial(number, child, read)
+
+    def _read(self, trial: _Trial, chunk: bytes, own_bytes: int) -> None:
+        trial.answer += chunk
+        if chunk:
+            return
+        self._selector.unregister(trial.pipe)
+        os.close(trial.pipe)
+        fields = _ended(trial, self._limits)
+        fields["num_bytes"] = max(fields.get("num_bytes", 0) - own_bytes, _LEAST_BYTES)
+        self._tell(trial.number, fields)
+
+    def _tell(self, number: int, fields: dict[str, Any]) -> None:
+        self._answers.write(json.dumps({"number": number, "fields": fields}).encode() + b"\n")
+
+
+def _ended(trial: _Trial, limits: GrammarLimits) -> dict[str, Any]:
+    """Returns the fields of a child's result, or those of one by its exit code."""
+    status = os.waitstatus_to_exitcode(os.waitpid(trial.child, 0)[1])
     if status == 0:
-        fields: dict[str, Any] = json.loads(answer)
+        fields: dict[str, Any] = json.loads(trial.answer)
         return fields
     if status == -signal.SIGALRM:
         return {"problem": _too_long(limits), "valid_s": _SLOW_FOR_S}
