@@ -14,7 +14,7 @@ REPEATS, REPEATS_OF_ALL = 5, 3  # by default
 
 MODULES = {
     "engine": "engine.engine",
-    "peers": "engine.peers",
+    "peers": "peers.peers",
     "serve": "engine.serve",
     "worker": "engine.worker",
     "pools": "engine.pools",

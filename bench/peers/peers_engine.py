@@ -1,6 +1,6 @@
 """One engine of `bench peers`, in a process of the Python it is installed in.
 
-`python -m bench.engine.peers_engine ENGINE FOLDER DTYPE`, where ENGINE is `baton` or `vllm`, says
+`python -m bench.peers.peers_engine ENGINE FOLDER DTYPE`, where ENGINE is `baton` or `vllm`, says
 `ready` once the model is loaded. Then each line is a JSON array, of prompts and the number of
 tokens to generate after each, and is answered by the seconds that took and the tokens. Everything
 else that an engine prints goes to standard error. Imports nothing that only one of them has.

@@ -1,10 +1,10 @@
 """Throughput of the engine against vLLM's CPU build and llama.cpp, those that are installed.
 
-`llama_cpp.py` is against llama.cpp. Against vLLM, both with their defaults: random Llamas of 7 M
-and 100 M parameters, in float32 and bfloat16; 16 prompts of 32 to 128 tokens, and 16 of 256 to
-1,024, all at once, 32 new tokens each, greedy. Needs the command `vllm` on the path. Each engine
-has a process, all cores and no prefix cache; both stay loaded and take turns. A case names how many
-requests got equal tokens: rounding may part the others.
+`llama_cpp.py` is against llama.cpp, and `servers.py` against its server. Against vLLM, both with
+their defaults: random Llamas of 7 M and 100 M parameters, in float32 and bfloat16; 16 prompts of 32
+to 128 tokens, and 16 of 256 to 1,024, all at once, 32 new tokens each, greedy. Needs the command
+`vllm` on the path. Each engine has a process, all cores and no prefix cache; both stay loaded and
+take turns. A case names how many requests got equal tokens: rounding may part the others.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from operator import truediv
 from pathlib import Path
 
 from bench.child import Child
-from bench.engine import llama_cpp, vllm_cpu
+from bench.peers import llama_cpp, servers, vllm_cpu
 from bench.report import NotPossibleError, Row
 from bench.workload import MAX_TOKENS, NUM_PROMPTS, prompts, save_model
 
@@ -56,7 +56,7 @@ def run(repeats: int) -> list[Row]:
     engine. Raises `NotPossibleError` if none of them is installed."""
     rows: list[Row] = []
     missing: list[str] = []
-    for against in (against_vllm, llama_cpp.run):
+    for against in (against_vllm, llama_cpp.run, servers.run):
         try:
             rows += against(repeats)
         except NotPossibleError as error:
@@ -110,7 +110,7 @@ async def _engine(
     *arguments: str, python: str, environment: Mapping[str, str]
 ) -> AsyncIterator[Child]:
     """Yields an engine once it is loaded."""
-    child = Child("bench.engine.peers_engine", *arguments, python=python, environment=environment)
+    child = Child("bench.peers.peers_engine", *arguments, python=python, environment=environment)
     try:
         await child.read()
         yield child

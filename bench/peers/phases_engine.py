@@ -1,6 +1,6 @@
 """One engine of `bench peers` against llama.cpp, in a process of the Python it is installed in.
 
-`python -m bench.engine.phases_engine ENGINE FILE DTYPE THREADS`, where ENGINE is `baton` or
+`python -m bench.peers.phases_engine ENGINE FILE DTYPE THREADS`, where ENGINE is `baton` or
 `llama`, says `ready` once the GGUF file is loaded. Then each line is a JSON array, of prompts and
 the number of tokens to generate after each, and is answered by the seconds until all prompts have
 their first token, those of the tokens after it, the number of these, and all tokens. Everything

@@ -19,7 +19,7 @@ from operator import truediv
 from pathlib import Path
 
 from bench.child import Child
-from bench.engine.gguf_models import KINDS, SIZES, random_model, save
+from bench.peers.gguf_models import KINDS, SIZES, random_model, save
 from bench.report import NotPossibleError, Row
 
 INTERPRETER = "LLAMA_CPP_PYTHON"
@@ -80,7 +80,7 @@ async def compare(
         engines = []
         for engine, executable in (("baton", sys.executable), ("llama", str(python))):
             child = Child(
-                "bench.engine.phases_engine",
+                "bench.peers.phases_engine",
                 engine,
                 str(file),
                 dtype,

@@ -1,0 +1,1 @@
+"""Benchmarks against other engines and servers, those that are installed."""
