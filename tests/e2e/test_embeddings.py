@@ -142,6 +142,16 @@ async def test_embeddings_equal_those_of_transformers(folders, openai_client, en
     assert answer.model == "embedder"
 
 
+async def test_embedding_of_a_text_is_the_same_beside_others(folders, openai_client):
+    """Its tokenizer cut texts, and padded them to the longest of a call, when it was saved."""
+    create = partial(openai_client.embeddings.create, model="embedder", encoding_format="float")
+    together = await create(input=TEXTS)
+    for text, beside in zip(TEXTS, together.data, strict=True):
+        alone = await create(input=text)
+        assert_close([beside.embedding], [alone.data[0].embedding])
+        assert alone.usage.prompt_tokens == len(tokenizer().encode(text).ids)
+
+
 async def test_embeddings_take_texts_and_token_ids(folders, openai_client):
     ids = ids_of(TEXTS)
     create = partial(openai_client.embeddings.create, model="embedder", encoding_format="float")

@@ -4,11 +4,15 @@ import json
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from baton.errors import FailedPreconditionError, UnsupportedModelError
+from baton.models import locate
 from baton.models.pooling import read_pooling
+from tests.support.cluster.checkpoints import VOCAB_SIZE
 from tests.support.engine.engines import assert_idle, load
 from tests.support.engine.pooled import (
+    add_tokenizer,
     expected_embeddings,
     expected_logits,
     save_embedding,
@@ -46,6 +50,15 @@ def test_pool_is_the_same_after_a_prefix_hit(tmp_path, mode):
     for _ in range(2):
         assert_close(engine.pool(prompts), expected)
         assert_close(engine.pool(prompts[1:2]), expected[1:2])
+
+
+def test_pool_neither_cuts_texts_nor_pads_them(tmp_path):
+    save_embedding("qwen3", tmp_path, vocab_size=VOCAB_SIZE)
+    add_tokenizer(tmp_path)
+    texts = ["import os\n" * 20, "import os"]
+    whole = Tokenizer.from_file(f"{locate('tiny')}/tokenizer.json")
+    ids = [whole.encode(text).ids for text in texts]
+    assert_close(load(str(tmp_path)).pool(texts), expected_embeddings(tmp_path, ids))
 
 
 def test_pool_leaves_vectors_as_they_are_without_normalize(tmp_path):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
@@ -65,9 +66,13 @@ def save_scorer(family: str, folder: Path, seed: int = 0, vocab_size: int = VOCA
 
 
 def add_tokenizer(folder: Path) -> None:
-    """Writes the shipped model's tokenizer beside a checkpoint, so that a router can serve it."""
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(Path(locate("tiny")) / file, folder)
+    """Writes the shipped model's tokenizer beside a checkpoint, so that a router can serve it: as
+    one that was saved after it had cut texts, and padded them to the longest of its call."""
+    shutil.copy(Path(locate("tiny")) / "tokenizer_config.json", folder)
+    tokenizer = Tokenizer.from_file(str(Path(locate("tiny")) / "tokenizer.json"))
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding()
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def expected_embeddings(
