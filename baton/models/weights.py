@@ -2,14 +2,16 @@
 read."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from baton.errors import UnsupportedModelError
 from baton.models import GGUF, WEIGHTS, check_is_no_pointer, read_json
+from baton.models.decoder_weights import Shape, decoder_weights
 from baton.models.gguf.families import family_of
 from baton.models.gguf.header import files_in, read_header
+from baton.models.quantization import read_quantization
 
 _INDEX = "model.safetensors.index.json"
 _ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -39,8 +41,9 @@ def weight_bytes(folder: Path) -> int:
 
 
 def check_weights(folder: Path) -> None:
-    """Raises `UnsupportedModelError` if a folder has no weights in safetensors or GGUF, or not all
-    of them. Reads the headers of the files alone."""
+    """Raises `UnsupportedModelError` if a folder has no weights in safetensors or GGUF, not all of
+    them, or some of another shape than its configuration has, as far as the headers of the files
+    tell. Reads no more of them."""
     check_is_no_adapter(folder)
     files = weight_files(folder)
     if not files:
@@ -57,8 +60,27 @@ def check_weights(folder: Path) -> None:
     if is_gguf(files):
         family_of(read_header(files).architecture)
         return
+    shapes: dict[str, Shape] = {}
     for file in files:
-        _check_is_whole(file)
+        shapes |= _shapes_of_whole(file)
+    _check_names_and_shapes(folder, shapes)
+
+
+def check_complete(
+    path: str, mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]], missing: Set[str]
+) -> None:
+    """Raises `UnsupportedModelError` for weights that are missing, and for weights of another shape
+    than the configuration has: by name, shape and expected shape."""
+    for name, shape, expected in sorted(mismatched):
+        raise UnsupportedModelError(
+            f"{path!r} has weights {name} of shape {list(shape)}; its configuration expects "
+            f"{list(expected)}: one of both is of another model. Download the model again"
+        )
+    if missing:
+        raise UnsupportedModelError(
+            f"{path!r} lacks {len(missing)} of the model's weights, {min(missing)} among them; "
+            "download the model again"
+        )
 
 
 def check_is_no_adapter(folder: Path) -> None:
@@ -71,7 +93,24 @@ def check_is_no_adapter(folder: Path) -> None:
         )
 
 
-def _check_is_whole(file: Path) -> None:
+def _check_names_and_shapes(folder: Path, shapes: Mapping[str, Shape]) -> None:
+    """Raises `UnsupportedModelError` if the weights that the headers have are not those that the
+    configuration tells."""
+    if read_quantization(folder) is not None:  # with other names, and shapes of codes
+        return
+    named = {name.removeprefix("model."): name for name in shapes}  # without it: of an embedder
+    expected = decoder_weights(read_json(folder / "config.json"))
+    mismatched = [
+        (named[name], shapes[named[name]], shape)
+        for name, shape in expected.items()
+        if name in named and tuple(shapes[named[name]]) != tuple(shape)
+    ]
+    check_complete(str(folder), mismatched, {f"model.{n}" for n in expected.keys() - named.keys()})
+
+
+def _shapes_of_whole(file: Path) -> dict[str, Shape]:
+    """Returns the shapes of the weights in a file. Raises `UnsupportedModelError` if it is not
+    whole."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(_HEADER_BYTES), "little")
@@ -83,11 +122,16 @@ def _check_is_whole(file: Path) -> None:
         )
     try:
         tensors: dict[str, Any] = json.loads(header)
-        ends = [t["data_offsets"][1] for name, t in tensors.items() if name != "__metadata__"]
+        tensors.pop("__metadata__", None)
+        shapes = {name: tuple(map(int, tensor["shape"])) for name, tensor in tensors.items()}
+        end = max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UnsupportedModelError(f"{str(file)!r} has no header of safetensors") from error
-    whole = _HEADER_BYTES + length + max(ends, default=0)
+        raise UnsupportedModelError(
+            f"{str(file)!r} has no header of safetensors; download it again"
+        ) from error
+    whole = _HEADER_BYTES + length + end
     if size != whole:
         raise UnsupportedModelError(
             f"{str(file)!r} has {size} bytes; its header describes {whole}. Download it again"
         )
+    return shapes

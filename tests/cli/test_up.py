@@ -22,12 +22,14 @@ from baton.sampling import SamplingParams
 from baton.version import version
 from tests.cli.conftest import baton, gone, interrupt, running, started
 from tests.support.documents import outputs_of, shows
+from tests.support.engine.damages import DAMAGES, Damage
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
 ARGUMENTS = ["up", "--port", "0", "--admin-port", "0", "--device", "cpu"]
 ARGUMENTS += ["--num-blocks", "64"]
+TOLD_STARTS = Path(__file__).parents[1] / "support/told_starts_site"
 
 
 def named(processes: list[psutil.Process], command: str) -> psutil.Process:
@@ -199,15 +201,20 @@ def test_up_ends_with_the_log_of_a_child_that_dies() -> None:
 
 
 @pytest.mark.slow
-def test_up_ends_with_the_last_error_of_a_worker_alone(tmp_path: Path) -> None:
-    folder = shutil.copytree(locate("tiny"), tmp_path / "damaged")
-    config = folder / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "vocab_size": 5000}))
-    ended = baton(*ARGUMENTS, "--model", str(folder))
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_up_names_damaged_file_and_what_to_do(damage: Damage, tmp_path: Path) -> None:
+    """Before it starts a process where the files tell; else as the last error of a worker alone."""
+    folder = shutil.copytree(
+        locate("tiny"), tmp_path / "damaged", ignore=shutil.ignore_patterns("*.py", "__pycache__")
+    )
+    damage.change(folder)
+    ended = baton(*ARGUMENTS, "--model", str(folder), PYTHONPATH=str(TOLD_STARTS))
+    # Workers that have ended when it looks.
+    failed = "" if damage.is_told else "(prefill-0|decode-0|prefill-0 and decode-0) failed: "
+    sentence, *starts = ended.stderr.splitlines()[::-1]
     assert ended.returncode == 1
-    failed = "(prefill-0|decode-0|prefill-0 and decode-0)"  # those that have ended when up looks
-    said = f"baton: {failed} failed: '.*damaged' has weights .* of shape .*\n"
-    assert re.fullmatch(said, ended.stderr), ended.stderr
+    assert re.match(f"baton: {failed}.*{damage.sentence}", sentence), ended.stderr
+    assert bool(starts) != damage.is_told
 
 
 REFUSED = {

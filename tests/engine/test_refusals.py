@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
@@ -32,6 +31,7 @@ from baton.models.support import check_model
 from baton.sampling import SamplingParams
 from tests.engine.conftest import Checkpoints
 from tests.support.engine.checkpoints import FAMILIES, MAX_LEN, VOCAB_SIZE
+from tests.support.engine.damages import DAMAGES, Damage
 from tests.support.engine.prompts import random_prompt
 
 
@@ -246,90 +246,31 @@ def test_engine_rejects_an_unknown_model_type(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-UP = "model.layers.1.mlp.up_proj.weight"
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
-
-
-def rewritten(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    change(tensors)
-    save_file(tensors, file, {"format": "pt"})
-
-
-def of_two_files(folder: Path) -> None:
-    """Writes the weights as two files, without the second."""
-    whole, first = folder / "model.safetensors", folder / "model-00001-of-00002.safetensors"
-    tensors = load_file(whole)
-    places = dict.fromkeys(tensors, first.name) | {UP: "model-00002-of-00002.safetensors"}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    del tensors[UP]
-    save_file(tensors, first, {"format": "pt"})
-    whole.unlink()
-
-
-def of_adapter(folder: Path) -> None:
-    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
-    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
-
-
-def cut(num_bytes: int) -> Callable[[Path], object]:
-    def change(folder: Path) -> None:
-        file = folder / "model.safetensors"
-        file.write_bytes(file.read_bytes()[:num_bytes])
-
-    return change
-
-
-# What is wrong with the weights, the sentence, and whether their headers tell.
-WRONG_WEIGHTS: dict[str, tuple[Callable[[Path], object], str, bool]] = {
-    "cut off": (cut(-1000), r"model.safetensors' has \d+ bytes; its header describes \d+", True),
-    "cut off in its header": (cut(100), "ends after 100 bytes, within its header", True),
-    "empty": (cut(0), "ends after 0 bytes", True),
-    "no header": (
-        lambda folder: (folder / "model.safetensors").write_bytes(bytes([2, *[0] * 7]) + b"hi"),
-        "has no header of safetensors",
-        True,
-    ),
-    "pointer": (
-        lambda folder: (folder / "model.safetensors").write_text(POINTER),
-        "model.safetensors' is a pointer of Git LFS",
-        True,
-    ),
-    "pointer of configuration": (
-        lambda folder: (folder / "config.json").write_text(POINTER),
-        "config.json' is a pointer of Git LFS",
-        True,
-    ),
-    "file missing": (of_two_files, "lacks 1 of 2 files of weights, model-00002", True),
-    "adapter": (of_adapter, "holds an adapter of org/base, and no model", True),
-    "weight missing": (lambda f: rewritten(f, lambda w: w.pop(UP)), f"weights, {UP}", False),
-    "another shape": (
-        lambda f: rewritten(f, lambda w: w.update({UP: w[UP][1:].contiguous()})),
-        rf"{UP} of shape \[\d+, \d+\]; its configuration expects \[",
-        False,
-    ),
-    "no numbers": (
-        lambda f: rewritten(f, lambda w: w[UP].fill_(float("nan"))),
-        f"the weights {UP} of LlamaForCausalLM are not all finite",
-        False,
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("change", "problem", "is_told"), WRONG_WEIGHTS.values(), ids=WRONG_WEIGHTS
-)
-def test_engine_rejects_wrong_weights_by_name(
-    change: Callable[[Path], object], problem: str, is_told: bool, tmp_path: Path
-) -> None:
-    """`baton up` does before it starts a process, where the headers of files tell."""
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_engine_rejects_wrong_weights_by_name(damage: Damage, tmp_path: Path) -> None:
     save(FAMILIES["llama"](), tmp_path)
     check_model(str(tmp_path))
-    change(tmp_path)
-    with pytest.raises(UnsupportedModelError, match=problem):
+    damage.change(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=damage.sentence) as at_load:
         load(tmp_path)
-    with pytest.raises(UnsupportedModelError, match=problem) if is_told else nullcontext():
+    with pytest.raises(UnsupportedModelError) if damage.is_told else nullcontext() as before:
+        check_model(str(tmp_path))
+    assert before is None or str(before.value) == str(at_load.value)
+
+
+@pytest.mark.parametrize("name", ["weight missing", "another shape"])
+@pytest.mark.parametrize("family", ["mistral_long", "qwen2", "qwen3", "gemma3", "mixtral"])
+def test_weights_of_every_family_are_rejected_by_name(
+    family: str, name: str, tmp_path: Path
+) -> None:
+    """Before a load where the family is a common one."""
+    save(FAMILIES[family](), tmp_path)
+    check_model(str(tmp_path))
+    DAMAGES[name].change(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=DAMAGES[name].sentence):
+        load(tmp_path)
+    is_common = family not in ("gemma3", "mixtral")
+    with pytest.raises(UnsupportedModelError) if is_common else nullcontext():
         check_model(str(tmp_path))
 
 

@@ -5,7 +5,7 @@ It reads only safetensors and runs no code from a checkpoint.
 
 import hashlib
 import json
-from collections.abc import Iterable, Set
+from collections.abc import Set
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from baton.models.images.pixtral import text_tokens
 from baton.models.length import longest
 from baton.models.pooling import Pooling
 from baton.models.quantization import read_quantization
-from baton.models.weights import check_weights
+from baton.models.weights import check_complete, check_weights
 from baton_kernels.cpu.library import instruction_sets
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -128,25 +128,9 @@ def load_model(
         missing -= {f"{name}.weight" for name, module in model.named_modules() if module is head}
         _check_head(pooling, set(report["unexpected_keys"]))
         model = without_head(model)
-    _check_complete(path, report["mismatched_keys"], missing)
+    check_complete(path, report["mismatched_keys"], missing)
     model = model.to(device).eval().requires_grad_(False)
     return with_meta_decoder(model, config, of_parts) if engine.encoder_only else model
-
-
-def _check_complete(
-    path: str, mismatched: Iterable[tuple[str, Any, Any]], missing: Set[str]
-) -> None:
-    """Raises `UnsupportedModelError` for weights of other shapes than the configuration has, and
-    for missing ones."""
-    for key, found, expected in sorted(mismatched):
-        raise UnsupportedModelError(
-            f"{path!r} has weights {key} of shape {list(found)}; its configuration expects "
-            f"{list(expected)}: one of both is of another model"
-        )
-    if missing:
-        raise UnsupportedModelError(
-            f"{path!r} lacks {len(missing)} of the model's weights, {min(missing)} among them"
-        )
 
 
 def check_finite(model: PreTrainedModel) -> None:
