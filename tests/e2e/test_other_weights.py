@@ -1,40 +1,31 @@
 """Workers of one model name with other weights: a stream never continues on them."""
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import httpx
 import pytest
-from safetensors.torch import load_file, save_file
 
 from baton.cli.local.local_cluster import LocalCluster
 from baton.client.client import AsyncClient
 from baton.errors import UnavailableError
 from baton.models import locate
 from baton.sampling import SamplingParams
-from tests.support.cluster.checkpoints import is_greedy, prompt_of
+from tests.support.cluster.checkpoints import is_greedy, prompt_of, save_edited
 from tests.support.cluster.worker_beside import worker_beside
 
 pytestmark = pytest.mark.e2e
 
 TINY = locate("tiny")
-NUM_ROWS = 25
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
 def edited(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The shipped model with a few rows of one matrix changed, as new tokens are trained."""
+    """The shipped model with a few rows of a matrix changed, as new tokens are trained."""
     folder = tmp_path_factory.mktemp("edited") / "tiny"
-    shutil.copytree(TINY, folder)
-    file = folder / "model.safetensors"
-    weights = load_file(file)
-    name = "model.layers.1.mlp.down_proj.weight"
-    changed = weights[name].clone()
-    changed[:NUM_ROWS] *= -1
-    save_file({**weights, name: changed}, file, {"format": "pt"})
+    save_edited(folder, num_rows=25)
     return str(folder)
 
 

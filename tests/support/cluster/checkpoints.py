@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from baton.models import locate
@@ -77,6 +78,16 @@ def save_checkpoint(family: str, folder: Path) -> None:
         shutil.copy(Path(locate("tiny")) / file, folder)
     end = greedy(str(folder), prompt_of(9), 6)[5]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+
+
+def save_edited(folder: Path, num_rows: int) -> None:
+    """Writes the shipped model with these first rows of one matrix changed."""
+    shutil.copytree(locate("tiny"), folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    file, name = folder / "model.safetensors", "model.layers.1.mlp.down_proj.weight"
+    weights = load_file(file)
+    changed = weights[name].clone()
+    changed[:num_rows] *= -1
+    save_file({**weights, name: changed}, file, {"format": "pt"})
 
 
 def description_that_advises(folder: Path, **advice: float) -> str:

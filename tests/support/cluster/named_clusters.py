@@ -236,17 +236,20 @@ def networked(in_place: tuple[str, ...] = (), **router_flags: object) -> Iterato
 
 
 @contextmanager
-def rolling(worker_drain_s: float = 5.0, **router_flags: object) -> Iterator[Pools]:
+def rolling(
+    worker_drain_s: float = 5.0, model: str = "tiny", **router_flags: object
+) -> Iterator[Pools]:
     """Two routers and two workers of each role, all of which are replaced while they serve.
 
     Args:
         worker_drain_s: seconds in which a worker ends what it runs.
+        model: as of `LocalCluster`.
         router_flags: more of them.
     """
     flags = {**HANDOFFS, **router_flags}
     with (
         TemporaryDirectory(prefix="baton-logs-") as name,
-        pools(Path(name), worker_drain_s, **flags) as running,
+        pools(Path(name), worker_drain_s, model, **flags) as running,
     ):
         yield running
 

@@ -35,14 +35,18 @@ _ALONE = EngineConfig(device="cpu", dtype="float32", num_blocks=1024)
 _CLEAR = 1e-3  # nats; what is computed again, in other steps, differs in last bits
 
 
+Answer = tuple[tuple[int, ...], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """A prompt, how it is continued, and what the engine alone makes of it: for each sequence its
-    tokens."""
+    tokens. `of_new_weights`: what it makes of it with those that are rolled out."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
-    answer: tuple[tuple[int, ...], ...]
+    answer: Answer
+    of_new_weights: Answer | None = None
 
 
 def clear_question(params: SamplingParams) -> Question:
@@ -99,10 +103,12 @@ class Tally:
 
     Attributes:
         num_answered: with the right tokens.
+        num_of_new_weights: those of them with the tokens of the new weights.
         failures: the errors that clients saw, and answers that were not the engine's.
     """
 
     num_answered: int = 0
+    num_of_new_weights: int = 0
     num_migrations: int = 0
     num_resumed: int = 0
     failures: Counter[str] = field(default_factory=Counter)
@@ -217,7 +223,9 @@ def _new_port(taken: set[int]) -> int:
 
 
 @contextmanager
-def pools(logs: Path, worker_drain_s: float = 5.0, **flags: object) -> Iterator[Pools]:
+def pools(
+    logs: Path, worker_drain_s: float = 5.0, model: str = "tiny", **flags: object
+) -> Iterator[Pools]:
     """Two routers and two workers of each role, with these flags of the routers."""
     worker_flags = {
         "max_num_batched_tokens": 64,
@@ -225,10 +233,15 @@ def pools(logs: Path, worker_drain_s: float = 5.0, **flags: object) -> Iterator[
         "drain_timeout_s": worker_drain_s,
     }
     cluster = LocalCluster(
-        num_prefill=2, num_decode=2, worker_flags=worker_flags, router_flags=flags, log_dir=logs
+        model,
+        num_prefill=2,
+        num_decode=2,
+        worker_flags=worker_flags,
+        router_flags=flags,
+        log_dir=logs,
     )
     with cluster:
-        own = {"redis_url": cluster.redis_url, "drain_timeout_s": 5.0, **flags}
+        own = {"redis_url": cluster.redis_url, "model": model, "drain_timeout_s": 5.0, **flags}
         taken = {process.port for process in cluster.processes}
         second = Process("router-1", "router", _new_port(taken), own, admin_port=_new_port(taken))
         with ThreadPoolExecutor(1) as thread:
@@ -272,11 +285,13 @@ async def _ask(client: AsyncClient, question: Question, tally: Tally) -> None:
     except BatonError as error:
         tally.failures[f"{type(error).__name__}: {error}"] += 1
         return
-    if tuple(c.token_ids for c in completions) != question.answer:
+    answer = tuple(c.token_ids for c in completions)
+    if answer not in (question.answer, question.of_new_weights):
         tally.failures[f"other tokens: {question.params}"] += 1
         return
     assert generation.finished is not None
     tally.num_answered += 1
+    tally.num_of_new_weights += answer == question.of_new_weights
     tally.num_migrations += generation.finished.usage.num_migrations
     tally.num_resumed += generation.num_resumed
 
