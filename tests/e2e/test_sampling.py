@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from subprocess import PIPE
 
 import httpx
 import pytest
@@ -259,11 +260,56 @@ def test_requests_have_what_the_checkpoint_advises(cluster, advising, source, pe
     ):
         (own,), (told,) = (client.generate(CODE, each).texts() for each in (plain, explicit))
         assert own == told
-        command = [sys.executable, "-m", "baton", "generate", CODE, "--max-tokens", "24"]
-        said = subprocess.check_output([*command, "--address", router.address], text=True)
-        assert said == f"{told}\n"
         body = {"prompt": CODE, "max_tokens": 24, **({} if advice else {"temperature": 0})}
         answer = httpx.post(f"{router.http_address}/v1/completions", json=body, timeout=60)
         assert answer.json()["choices"][0]["text"] == told
         (listed,) = httpx.get(f"{router.http_address}/v1/models").json()["data"]
         assert listed["sampling_defaults"] == client.get_model().sampling_defaults.given == advice
+
+
+LINE = "A queue in Python."
+OPTIONS = ["--repetition-penalty", "1.3"]
+# Arguments of commands, their prompts, and how they choose tokens, where the checkpoint advises
+# something and where a setting turns that off.
+COMMANDS: dict[str, tuple[list[str], object, dict[str, float], dict[str, float]]] = {
+    "generate": (["generate", CODE], CODE, {"repetition_penalty": 1.8}, {}),
+    "generate with options": (
+        ["generate", CODE, *OPTIONS],
+        CODE,
+        {"repetition_penalty": 1.3},
+        {"repetition_penalty": 1.3},
+    ),
+    "chat": (
+        ["chat", "--seed", "7"],
+        [{"role": "user", "content": LINE}],
+        {"repetition_penalty": 1.8, "top_p": 0.95},
+        {"temperature": 0.7, "top_p": 0.95, "seed": 7},
+    ),
+    "chat with options": (
+        ["chat", "--seed", "7", "--temperature", "0.9", *OPTIONS],
+        [{"role": "user", "content": LINE}],
+        {"temperature": 0.9, "repetition_penalty": 1.3, "top_p": 0.95, "seed": 7},
+        {"temperature": 0.9, "repetition_penalty": 1.3, "top_p": 0.95, "seed": 7},
+    ),
+}
+
+
+@pytest.mark.parametrize("source", ["model", "api"])
+def test_commands_have_what_the_checkpoint_advises(cluster, advising, source):
+    """Options that are given win."""
+    nothing = {"temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": 24}
+    with (
+        second_router(cluster, model=advising, sampling_defaults=source) as router,
+        Client(router.address) as client,
+    ):
+        for arguments, prompt, advised, own in COMMANDS.values():
+            told, other = (
+                client.generate(prompt, SamplingParams(**{**nothing, **params})).text()
+                for params in ((advised, own) if source == "model" else (own, advised))
+            )
+            command = [sys.executable, "-m", "baton", *arguments, "--max-tokens", "24"]
+            said = subprocess.check_output(
+                [*command, "--address", router.address], text=True, input=LINE, stderr=PIPE
+            )
+            assert said.removesuffix("\n") == told.removesuffix("\n"), arguments
+            assert (told == other) == (advised == own), arguments
