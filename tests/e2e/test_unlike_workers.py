@@ -23,13 +23,21 @@ SHORT = SamplingParams(max_tokens=6, ignore_eos=True)
 NUM_REQUESTS = 12
 
 
-@pytest.fixture(scope="module")
-def unlike(cluster: LocalCluster) -> Iterator[LocalCluster]:
+# What makes a prefill worker one of 160 tokens and a decode worker one of 960.
+SMALL = {
+    "pools": ({"num_blocks": 10}, {"num_blocks": 60}),
+    "lengths": ({"max_model_len": 160}, {"max_model_len": 960}),
+}
+
+
+@pytest.fixture(scope="module", params=SMALL)
+def unlike(request: pytest.FixtureRequest, cluster: LocalCluster) -> Iterator[LocalCluster]:
     """The shape `single`, whose workers take what the model can, beside a prefill worker of 160
     tokens and a decode worker of 960 tokens and 2 sequences."""
+    of_prefill, of_decode = SMALL[request.param]
     with (
-        worker_beside(cluster, "prefill", num_blocks=10),
-        worker_beside(cluster, "decode", num_blocks=60, max_num_seqs=2),
+        worker_beside(cluster, "prefill", **of_prefill),
+        worker_beside(cluster, "decode", **of_decode, max_num_seqs=2),
     ):
         yield cluster
 

@@ -16,6 +16,7 @@ from tests.support.worker.fleet import SECONDS, Request, WorkerFleet, fleet_of_w
 
 ROLES: Any = "prefill", "prefill", "decode", "decode"
 SMALL: dict[str, Any] = {"num_blocks": 10, "max_num_seqs": 2}
+SHORTER: dict[str, Any] = {"num_blocks": 100, "max_model_len": 160}
 LARGE: dict[str, Any] = {"num_blocks": 100, "max_num_seqs": 16}
 SHORT = SamplingParams(max_tokens=8, ignore_eos=True)
 SEVERAL = SamplingParams(max_tokens=40, ignore_eos=True, temperature=1.0, seed=7, n=8)
@@ -28,20 +29,29 @@ async def tokens_of(fleet: WorkerFleet, prompt: list[int], params: SamplingParam
     return [completion.token_ids for completion in request.answer[0]]
 
 
-async def test_prompt_goes_past_prefill_worker_that_is_too_small(checkpoint):
+@pytest.mark.parametrize("small", [SMALL, SHORTER], ids=["pool", "length"])
+async def test_prompt_goes_past_prefill_worker_that_is_too_small(checkpoint, small):
     model, prompt = checkpoint("tiny"), prompt_of(400)
-    async with fleet_of_workers(model, *ROLES, own=(SMALL, LARGE, LARGE, LARGE)) as fleet:
+    async with fleet_of_workers(model, *ROLES, own=(small, LARGE, LARGE, LARGE)) as fleet:
         (answer,) = await tokens_of(fleet, prompt, SHORT)
         assert is_greedy(model, prompt, list(answer))
         assert fleet.member("prefill-1").stats.num_computed_tokens == len(prompt)
 
 
-async def test_decode_worker_computes_what_no_prefill_worker_holds(checkpoint):
+@pytest.mark.parametrize("small", [SMALL, SHORTER], ids=["pool", "length"])
+async def test_decode_worker_computes_what_no_prefill_worker_holds(checkpoint, small):
     model, prompt = checkpoint("tiny"), prompt_of(400, seed=1)
-    async with fleet_of_workers(model, "prefill", "decode", own=(SMALL, LARGE)) as fleet:
+    async with fleet_of_workers(model, "prefill", "decode", own=(small, LARGE)) as fleet:
         (answer,) = await tokens_of(fleet, prompt, SHORT)
         assert is_greedy(model, prompt, list(answer))
         assert fleet.member("prefill-0").stats.num_computed_tokens == 0
+
+
+async def test_prompt_goes_past_decode_worker_of_shorter_length(checkpoint):
+    model, prompt = checkpoint("tiny"), prompt_of(400, seed=5)
+    async with fleet_of_workers(model, *ROLES, own=(LARGE, LARGE, SHORTER, LARGE)) as fleet:
+        (answer,) = await tokens_of(fleet, prompt, SHORT)
+        assert is_greedy(model, prompt, list(answer))
 
 
 async def test_sequences_go_past_decode_worker_that_runs_fewer(checkpoint):
