@@ -26,6 +26,7 @@ from baton.errors import CancelledError, FailedPreconditionError
 from baton.models import locate
 from tests.support.cluster.checkpoints import VOCAB_SIZE
 from tests.support.cluster.scraped import scrape
+from tests.support.cluster.worker_beside import worker_beside
 from tests.support.engine.pooled import (
     add_tokenizer,
     expected_embeddings,
@@ -150,6 +151,20 @@ async def test_embedding_of_a_text_is_the_same_beside_others(folders, openai_cli
         alone = await create(input=text)
         assert_close([beside.embedding], [alone.data[0].embedding])
         assert alone.usage.prompt_tokens == len(tokenizer().encode(text).ids)
+
+
+@pytest.mark.parametrize(
+    "small", [{"max_model_len": 32}, {"num_blocks": 2}], ids=["length", "pool"]
+)
+async def test_embedding_is_placed_on_a_worker_it_fits(folders, cluster, openai_client, small):
+    text = "import os\n" * 20
+    expected = expected_embeddings(folders["embedder"], ids_of([text, "x"]))
+    create = partial(openai_client.embeddings.create, model="embedder", encoding_format="float")
+    own = {**WORKER_FLAGS, **small}
+    with worker_beside(cluster, "prefill", model=f"embedder={folders['embedder']}", **own):
+        for given, vector in zip([text, "x"] * 6, expected * 6, strict=True):
+            answer = await create(input=given)
+            assert_close([answer.data[0].embedding], [vector])
 
 
 async def test_embeddings_take_texts_and_token_ids(folders, openai_client):
