@@ -1,5 +1,6 @@
 """Workers of one model name with other weights: a stream never continues on them."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ import httpx
 import pytest
 
 from baton.cli.local.local_cluster import LocalCluster
-from baton.client.client import AsyncClient
+from baton.client.client import AsyncClient, Client
 from baton.errors import UnavailableError
 from baton.models import locate
 from baton.sampling import SamplingParams
@@ -78,11 +79,21 @@ async def test_stream_ends_when_other_weights_alone_are_left(mixed, client: Asyn
     assert is_greedy(TINY, prompt, received)
 
 
-def test_other_weights_are_told_to_operators(mixed):
+def test_other_weights_are_told_to_operators_once(mixed):
+    """However many requests they serve, and workers have them."""
+    params = SamplingParams(max_tokens=4)
+    with Client(mixed.address, admin_address=mixed.admin_address) as client:
+        known = {worker.id for worker in client.list_workers() if worker.role == "prefill"}
+        for seed in range(12):
+            client.generate(prompt_of(40, seed=seed), params).token_ids()
+    (prefill,) = known - {"prefill-0"}
     metrics = httpx.get(f"http://{mixed.metrics_endpoints['router']}/metrics").text
     assert 'baton_distinct_weights{model="tiny"} 2.0' in metrics
-    log = mixed.process("router").log_path.read_text()
-    assert "workers of model 'tiny' serve different weights" in log
-    command = [sys.executable, "-m", "baton", "doctor", "--admin", mixed.admin_address]
+    log = mixed.process("router").log_path.read_text().splitlines()
+    (warning,) = [line for line in log if prefill in line and "serve different weights" in line]
+    assert "workers of model 'tiny' serve different weights" in warning
+    command = [sys.executable, "-m", "baton", "doctor", "--json", "--admin", mixed.admin_address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert "serve different ones" in " ".join(done.stdout.split())
+    findings = [json.loads(line) for line in done.stdout.splitlines()]
+    (finding,) = [finding for finding in findings if "serve different ones" in finding["text"]]
+    assert (finding["level"], finding["subject"], done.returncode) == ("fault", "weights", 1)

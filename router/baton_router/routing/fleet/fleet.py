@@ -29,12 +29,13 @@ from baton.context_length import ContextLength
 from baton.serving.grpc.channels import Channels
 from baton.serving.telemetry.stages import stage
 from baton_router.call.prompt import NO_PROMPT, Prompt
-from baton_router.routing.fleet.candidate import ONE_DTYPE, Candidate
+from baton_router.routing.fleet.candidate import Candidate
 from baton_router.routing.fleet.decayed_counter import coarse
 from baton_router.routing.fleet.health_checks import HealthChecks
 from baton_router.routing.fleet.member import Member
 from baton_router.routing.fleet.pending_prefixes import PendingPrefixes, held_blocks, held_inputs
 from baton_router.routing.fleet.waiting_records import WaitingRecords
+from baton_router.routing.fleet.weights_warning import WeightsWarning
 from baton_router.routing.fleet.worker_model import PoolModels
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class Fleet:
         self._max_workers = max_workers
         self._on_trial: dict[str, asyncio.TimerHandle] = {}  # until when, oldest first
         self._log = ThrottledLog(logger)
+        self._weights_warning = WeightsWarning(self._log)
         self._members: dict[str, Member] = {}
         self._namespaces: frozenset[PrefixNamespace] = frozenset()  # of all members
         self._health = HealthChecks(
@@ -304,7 +306,7 @@ class Fleet:
         worker = member.record.id
         logger.info("%s joined at %s", worker, member.record.endpoint)
         member.was_reached = True
-        self._warn_of_other_weights(member.record)
+        self._note_weights(member.record.model)
         self._on_trial.pop(worker).cancel()
         self._waiting.forget(worker)
         self._events.follow(worker, member.record.epoch)
@@ -324,20 +326,9 @@ class Fleet:
                 workers.setdefault(value, []).append(member.record.id)
         return workers
 
-    def _warn_of_other_weights(self, record: WorkerRecord) -> None:
-        if len(contents := self.contents) > 1:
-            listed = _listed({key.hex()[:12]: of for key, of in contents.items()})
-            dtypes = self._reached_by(lambda record: record.kv_dtype)
-            advice = "Finish the rollout, or give the workers one model"
-            if len(dtypes) > 1:
-                advice = f"Their KV dtypes differ ({_listed(dtypes)}): {ONE_DTYPE}"
-            self._log.warning(
-                "workers of model %r serve different weights (%s): answers come from either, and "
-                "none continues on the other. %s",
-                record.model,
-                listed,
-                advice,
-            )
+    def _note_weights(self, model: str) -> None:
+        dtypes = self._reached_by(lambda record: record.kv_dtype)
+        self._weights_warning.update(model, self.contents, dtypes)
 
     def _drop_if_gone(self, member: Member) -> None:
         """Removes a worker that is neither listed nor serving."""
@@ -358,7 +349,4 @@ class Fleet:
         member.was_probed.set()  # releases `wait_for_discovery`
         self._events.unfollow(worker)
         self._health.unwatch(member)
-
-
-def _listed(workers: Mapping[str, Sequence[str]]) -> str:
-    return "; ".join(f"{kind}: {', '.join(of)}" for kind, of in workers.items())
+        self._note_weights(member.record.model)
