@@ -128,7 +128,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """Returns a JSON object. Raises `UnsupportedModelError` if the file has none or is missing."""
     content = _json_of(file)
     if not isinstance(content, dict):
-        raise UnsupportedModelError(f"{str(file)!r} is not a JSON object")
+        raise UnsupportedModelError(f"{str(file)!r} is not a JSON object; download it again")
     return content
 
 
@@ -136,7 +136,9 @@ def read_json_list(file: Path) -> list[dict[str, Any]]:
     """Returns a JSON list of objects. Raises as `read_json`."""
     content = _json_of(file)
     if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
-        raise UnsupportedModelError(f"{str(file)!r} is not a JSON list of objects")
+        raise UnsupportedModelError(
+            f"{str(file)!r} is not a JSON list of objects; download it again"
+        )
     return content
 
 
@@ -150,7 +152,22 @@ def _json_of(file: Path) -> Any:
         return json.loads(file.read_text("utf-8"))
     except ValueError as error:
         check_is_no_pointer(file)
-        raise UnsupportedModelError(f"{str(file)!r} is not JSON: {error}") from error
+        raise UnsupportedModelError(
+            f"{str(file)!r} is not JSON: {error}; download it again"
+        ) from error
+
+
+def tokenizer_file(folder: Path) -> Path:
+    """Returns the file of a checkpoint's tokenizer. Raises `UnsupportedModelError` if it is not
+    there, or a pointer to it."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise UnsupportedModelError(
+            f"{str(folder)!r} holds no tokenizer.json; save the tokenizer there with "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
+        )
+    check_is_no_pointer(file)
+    return file
 
 
 def check_is_no_pointer(file: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.errors import UnsupportedModelError
-from baton.models import DESCRIPTION, checkpoint_folder, locate, read_json
+from baton.models import DESCRIPTION, checkpoint_folder, locate, read_json, tokenizer_file
 from baton.models.quantization import check_quantization, quantization_of, read_quantization
 from baton.models.weights import check_is_no_adapter, check_weights
 
@@ -25,6 +25,12 @@ def check_model(model: str) -> None:
     check_description(folder)
     if folder == Path(locate(model)):
         check_weights(folder)
+
+
+def check_has_tokenizer(model: str) -> None:
+    """Raises `UnsupportedModelError` for a model without a tokenizer, which a router needs, as
+    `check_model` reads it."""
+    tokenizer_file(checkpoint_folder(model, DESCRIPTION))
 
 
 def check_has_encoder(model: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from baton.errors import UnsupportedModelError
-from baton.models import check_is_no_pointer, read_json
+from baton.models import read_json, tokenizer_file
 
 DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
 """Names of chat templates: of conversations without tools, and with some."""
@@ -53,17 +53,13 @@ def end_token_ids(folder: Path) -> frozenset[int]:
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     """Reads the files of a folder, of which only `tokenizer.json` must be there. Raises
     `UnsupportedModelError`."""
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        raise UnsupportedModelError(
-            f"{str(folder)!r} holds no tokenizer.json; save the tokenizer there with "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
-        )
+    file = tokenizer_file(folder)
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises no narrower type
-        check_is_no_pointer(file)
-        raise UnsupportedModelError(f"{str(file)!r} holds no tokenizer: {error}") from error
+        raise UnsupportedModelError(
+            f"{str(file)!r} holds no tokenizer: {error}; download it again"
+        ) from error
     config = _read(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= _read(folder / "special_tokens_map.json")

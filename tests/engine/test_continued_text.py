@@ -13,7 +13,7 @@ from tests.support.cluster.published import ANSWER, TEXT, said_by_transformers, 
 from tests.support.engine.engines import load
 
 GREEDY = SamplingParams(max_tokens=20)
-LONG_TEXT = "hello " * 12 + TEXT
+LONG_TEXT = "hello " * 20 + TEXT
 
 
 @pytest.fixture(scope="module", params=["metaspace", "strip"])
@@ -35,6 +35,8 @@ def test_llm_continues_text_of_prompt_as_transformers(llm: LLM, text: str) -> No
     """Its generation configuration names no end; its tokenizer would cut the prompt or pad it."""
     assert said_by_transformers(llm.core.path, text) == ANSWER
     assert said(llm, text) == (ANSWER, FinishReason.END_OF_SEQUENCE)
+    (result,) = llm.generate([text], GREEDY)
+    assert len(result.prompt_token_ids) == len(text.split())
 
 
 @pytest.mark.parametrize(

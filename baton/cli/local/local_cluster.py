@@ -32,7 +32,7 @@ from baton.errors import (
     UnavailableError,
 )
 from baton.models import named
-from baton.models.support import check_has_encoder, check_model
+from baton.models.support import check_has_encoder, check_has_tokenizer, check_model
 
 START_TIMEOUT = 120.0
 STOP_TIMEOUT = 10.0
@@ -202,6 +202,7 @@ class LocalCluster:
         assert self._folder is None, "the cluster was started already"
         for model in (named(given)[1] for given in self._models):
             check_model(model)
+            check_has_tokenizer(model)
             if any(worker.role == "encode" for worker in self._workers):
                 check_has_encoder(model)
         remove_abandoned()

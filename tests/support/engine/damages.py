@@ -54,9 +54,9 @@ def _of_adapter(folder: Path) -> None:
     (folder / _WEIGHTS).rename(folder / "adapter_model.safetensors")
 
 
-def _cut(num_bytes: int) -> Callable[[Path], object]:
+def _cut(num_bytes: int, name: str = _WEIGHTS) -> Callable[[Path], object]:
     def change(folder: Path) -> None:
-        file = folder / _WEIGHTS
+        file = folder / name
         file.write_bytes(file.read_bytes()[:num_bytes])
 
     return change
@@ -86,6 +86,17 @@ DAMAGES = {
     "pointer of configuration": Damage(
         _bytes("config.json", _POINTER.encode()), f"config.json' {_POINTED}"
     ),
+    "configuration cut off": Damage(
+        _cut(100, "config.json"), "config.json' is not JSON: .*; download it again"
+    ),
+    "configuration missing": Damage(
+        lambda folder: (folder / "config.json").unlink(),
+        "holds no config.json; expected a checkpoint's folder, as model.save_pretrained",
+    ),
+    "index cut off": Damage(
+        _bytes("model.safetensors.index.json", b'{"weight_map": {'),
+        "model.safetensors.index.json' is not JSON: .*; download it again",
+    ),
     "file missing": Damage(
         _of_two_files, "lacks 1 of 2 files of weights, model-00002.*; download the model again"
     ),
@@ -107,3 +118,20 @@ DAMAGES = {
         is_told=False,
     ),
 }
+
+_TOKENIZER = "tokenizer.json"
+TOKENIZER_DAMAGES = {
+    "tokenizer missing": Damage(
+        lambda folder: (folder / _TOKENIZER).unlink(),
+        "holds no tokenizer.json; save the tokenizer there with AutoTokenizer",
+    ),
+    "pointer of tokenizer": Damage(
+        _bytes(_TOKENIZER, _POINTER.encode()), f"tokenizer.json' {_POINTED}"
+    ),
+    "tokenizer cut off": Damage(
+        _cut(-1000, _TOKENIZER),
+        "tokenizer.json' holds no tokenizer: .*; download it again",
+        is_told=False,
+    ),
+}
+"""Damages of the tokenizer, without which a router serves nothing."""
