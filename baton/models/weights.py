@@ -99,6 +99,8 @@ def _check_names_and_shapes(folder: Path, shapes: Mapping[str, Shape]) -> None:
     if read_quantization(folder) is not None:  # with other names, and shapes of codes
         return
     named = {name.removeprefix("model."): name for name in shapes}  # without it: of an embedder
+    if (head := "lm_head.weight") in shapes:  # one weight may have either name
+        named.setdefault("embed_tokens.weight", head)
     expected = decoder_weights(read_json(folder / "config.json"))
     mismatched = [
         (named[name], shapes[named[name]], shape)

@@ -41,7 +41,7 @@ _UNITS = ("s", "MB", "MB", "s", "tokens/s", "tokens/s")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured of a server: seconds, megabytes, and tokens per second."""
+    """Figures of a server: seconds, megabytes, and tokens per second."""
 
     ready: float
     memory_at_first: float

@@ -23,6 +23,7 @@ from baton.version import version
 from tests.cli.conftest import baton, gone, interrupt, running, started
 from tests.support.documents import outputs_of, shows
 from tests.support.engine.damages import DAMAGES, TOKENIZER_DAMAGES
+from tests.support.grids import nightly
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -30,6 +31,8 @@ pytestmark = pytest.mark.e2e
 ARGUMENTS = ["up", "--port", "0", "--admin-port", "0", "--device", "cpu"]
 ARGUMENTS += ["--num-blocks", "64"]
 TOLD_STARTS = Path(__file__).parents[1] / "support/told_starts_site"
+ALL_DAMAGES = {**DAMAGES, **TOKENIZER_DAMAGES}
+COMMON = ("another shape", "file missing", "weight missing")
 STARTED = "starts a process"  # as it writes of each
 
 
@@ -202,10 +205,12 @@ def test_up_ends_with_the_log_of_a_child_that_dies() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*DAMAGES, *TOKENIZER_DAMAGES])
+@pytest.mark.parametrize(
+    "name", [*COMMON, *nightly(name for name in ALL_DAMAGES if name not in COMMON)]
+)
 def test_up_names_damaged_file_and_what_to_do(name: str, tmp_path: Path) -> None:
     """Before it starts a process where the files tell; else as the last error of one alone."""
-    damage = {**DAMAGES, **TOKENIZER_DAMAGES}[name]
+    damage = ALL_DAMAGES[name]
     folder = shutil.copytree(
         locate("tiny"), tmp_path / "damaged", ignore=shutil.ignore_patterns("*.py", "__pycache__")
     )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
@@ -133,6 +134,17 @@ def test_engine_rejects_an_unservable_model_by_name(name: str, tmp_path: Path) -
     with pytest.raises(UnsupportedModelError, match=why) as refusal:
         load(tmp_path, max_model_len=60)
     assert len(str(refusal.value)) > 30, "not a sentence"
+
+
+def test_engine_takes_embeddings_by_the_name_of_the_head(tmp_path: Path) -> None:
+    """As of checkpoints whose two names of one weight were made one by another program."""
+    save(small("LlamaConfig", tie_word_embeddings=True), tmp_path)
+    weights = load_file(file := tmp_path / "model.safetensors")
+    expected = load(tmp_path, max_model_len=60).generate([[5, 6, 7]])
+    weights["lm_head.weight"] = weights.pop("model.embed_tokens.weight")
+    save_file(weights, file, {"format": "pt"})
+    found = load(tmp_path, max_model_len=60).generate([[5, 6, 7]])
+    assert found[0].token_ids == expected[0].token_ids
 
 
 def test_engine_knows_the_model_that_ships() -> None:
