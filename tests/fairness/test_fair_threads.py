@@ -1,6 +1,8 @@
 """Threads of the engine for tasks of several tenants."""
 
 import asyncio
+import os
+import sys
 import threading
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -122,3 +124,11 @@ async def test_call_runs_in_the_context_of_its_caller():
         assert await threads.call("a", ASKED.get) == "one"
         with pytest.raises(ZeroDivisionError):
             await threads.call("a", divmod, 1, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own")
+async def test_fair_threads_give_way_to_others_by_their_niceness():
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    with closing(FairThreads(1, 100, "tests", niceness=1)) as threads:
+        assert await threads.call("a", os.getpriority, os.PRIO_PROCESS, 0) == min(own + 1, 19)
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own

@@ -14,6 +14,8 @@ from baton.fairness.fair_threads import FairThreads, Task
 Mask = npt.NDArray[np.int32]
 
 _NUM_THREADS: Final = 2
+# The steps of other sequences go first.
+_NICENESS: Final = 10
 
 
 class State(Protocol):
@@ -68,7 +70,7 @@ class MaskThreads:
     """Threads of mask jobs, started with the first. A tenant has all but one."""
 
     def __init__(self, max_waiting: int) -> None:
-        self._threads = FairThreads(_NUM_THREADS, max_waiting, "grammar-masks")
+        self._threads = FairThreads(_NUM_THREADS, max_waiting, "grammar-masks", niceness=_NICENESS)
 
     def submit(self, job: MaskJob, tenant: str) -> None:
         """Queues a job. If too many wait, the newest of the tenant with most is done at once."""
