@@ -281,7 +281,7 @@ SYMPTOMS: Sequence[Symptom] = (
         "an unknown `previous_response_id` has a code that clients do not know",
         "Answers 400 with `previous_response_not_found`.",
         _RESPONSES,
-        "test_front_without_store_says_so",
+        "test_unknown_previous_response_has_its_own_code",
     ),
     (
         "mlx-vlm#1046",
@@ -294,8 +294,8 @@ SYMPTOMS: Sequence[Symptom] = (
         "llama.cpp#25515, text-generation-inference#3155, vllm#19862",
         "fields that are null are refused",
         "Takes null as absent, at every depth.",
-        "tests/router/apis/test_http_body.py",
-        "test_http_body_treats_nested_null_as_absent",
+        "tests/router/apis/test_null_fields.py",
+        "test_null_equals_absent_in_every_object_of_a_body",
     ),
     (
         "litellm#29431",

@@ -1,8 +1,6 @@
 """Bodies of requests: what is said of those that are wrong, for any that a client may send."""
 
 import json
-import re
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +9,6 @@ from msgspec import Struct
 
 from baton.errors import InvalidArgumentError
 from baton.serving.grpc.large_requests import LargeRequests
-from baton_router.apis.anthropic.schemas import MessagesRequest
 from baton_router.apis.edge.body.bodies import BODY_SECONDS, read_body
 from baton_router.apis.edge.body.structure import (
     MAX_DEPTH,
@@ -21,10 +18,7 @@ from baton_router.apis.edge.body.structure import (
 )
 from baton_router.apis.edge.errors import BodyTooLargeError, MediaTypeError
 from baton_router.apis.edge.settings import BodyLimits
-from baton_router.apis.openai.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
-from baton_router.apis.responses.conversion import conversation_of, items_of, options_of
-from baton_router.apis.responses.functions import Functions
-from baton_router.apis.responses.schemas import ResponsesRequest
+from baton_router.apis.openai.schemas import ChatRequest, CompletionRequest
 from baton_router.text.request_bounds import RequestLimits
 from tests.support.router.bodies import parsed_body
 
@@ -189,129 +183,3 @@ def test_http_body_of_any_json_is_parsed_or_refused_by_field(content):
 def test_http_body_of_random_bytes_is_refused(body):
     with pytest.raises(InvalidArgumentError):
         parsed_body(body, ChatRequest)
-
-
-def test_http_body_treats_null_as_absent():
-    asked = parsed_body(
-        b'{"prompt": "x", "stop": null, "suffix": null, "n": null}', CompletionRequest
-    )
-    assert (asked.prompt, asked.stop, asked.n) == ("x", [], 1)
-
-
-SCHEMA_WITH_NULL = {"type": "object", "default": None}
-TOOL_WITH_NULLS = {"name": "f", "description": None, "mood": None}
-NULLS: dict[str, tuple[type[Struct], dict[str, object], dict[str, object]]] = {
-    "chat completions": (
-        ChatRequest,
-        {
-            "messages": [
-                {
-                    "role": "assistant",
-                    "content": [{"type": "text", "text": "a", "mood": None}],
-                    "tool_calls": [
-                        {
-                            "id": "1",
-                            "type": None,
-                            "function": {"name": "f", "arguments": None},
-                        }
-                    ],
-                }
-            ],
-            "stream": True,
-            "stream_options": {"include_usage": None, "include_obfuscation": None},
-            "tools": [
-                {
-                    "type": "function",
-                    "mood": None,
-                    "function": {**TOOL_WITH_NULLS, "parameters": SCHEMA_WITH_NULL},
-                }
-            ],
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {
-                    "name": "a",
-                    "schema": SCHEMA_WITH_NULL,
-                    "strict": None,
-                    "description": None,
-                },
-            },
-        },
-        {
-            "messages[0].tool_calls[0].function.arguments": "",
-            "tools[0].function.parameters": SCHEMA_WITH_NULL,
-            "response_format.json_schema.json_schema": SCHEMA_WITH_NULL,
-            "response_format.json_schema.strict": True,
-        },
-    ),
-    "responses": (
-        ResponsesRequest,
-        {
-            "input": [{"type": None, "role": "user", "content": "a"}],
-            "text": {"format": None},
-            "reasoning": {"effort": None},
-            "tools": [{"type": "function", **TOOL_WITH_NULLS, "parameters": SCHEMA_WITH_NULL}],
-        },
-        {"tools[0].parameters": SCHEMA_WITH_NULL, "reasoning.effort": None},
-    ),
-    "messages": (
-        MessagesRequest,
-        {
-            "max_tokens": 1,
-            "messages": [
-                {
-                    "role": "assistant",
-                    "content": [
-                        {"type": "thinking", "thinking": "a", "signature": None},
-                        {"type": "tool_use", "id": "1", "name": "f", "input": {"a": None}},
-                        {"type": "tool_use", "id": "2", "name": "f", "input": None},
-                    ],
-                },
-                {
-                    "role": "user",
-                    "content": [{"type": "tool_result", "tool_use_id": "1", "content": None}],
-                },
-            ],
-            "tools": [{**TOOL_WITH_NULLS, "input_schema": SCHEMA_WITH_NULL}],
-            "output_config": {"effort": None, "format": None},
-        },
-        {
-            "messages[0].content[0].signature": "",
-            "messages[0].content[1].input": {"a": None},
-            "messages[0].content[2].input": {},
-            "messages[1].content[0].content": "",
-            "tools[0].input_schema": SCHEMA_WITH_NULL,
-        },
-    ),
-    "embeddings": (EmbeddingRequest, {"input": "a", "baton": {"timeout_s": None}}, {}),
-}
-
-
-def value_at(value: Any, path: str) -> Any:
-    for name, index in re.findall(r"([a-z_]+)|(\d+)", path):
-        value = value[int(index)] if index else getattr(value, name)
-    return value
-
-
-@pytest.mark.parametrize(("schema", "body", "values"), NULLS.values(), ids=NULLS)
-def test_http_body_treats_nested_null_as_absent(schema, body, values):
-    asked = parsed_body(json.dumps(body).encode(), schema)
-    for path, value in values.items():
-        assert value_at(asked, path) == value, path
-
-
-NO_FUNCTIONS = Functions([])
-
-
-def test_items_treat_nested_null_as_absent():
-    part = {"type": "output_text", "text": "a", "logprobs": None}
-    given = [
-        {"type": None, "role": "user", "content": "a"},
-        {"type": "message", "role": "assistant", "content": [part], "status": None},
-        {"type": "function_call", "call_id": "c", "name": "f", "arguments": None, "id": None},
-        {"type": "reasoning", "content": None},
-    ]
-    body = ResponsesRequest(input=given)
-    turns = conversation_of(
-        options_of(body, NO_FUNCTIONS), body, NO_FUNCTIONS, [], items_of(body)
-    ).turns
-    assert [turn.role for turn in turns] == ["user", *["assistant"] * 3]

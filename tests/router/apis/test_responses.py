@@ -439,9 +439,9 @@ REFERRED = f"{THOUGHT}I look.\n{OSLO}"
 RAIN: Any = {"type": "function_call_output", "output": "Rain."}
 
 
-@pytest.mark.parametrize("is_short", [False, True])
+@pytest.mark.parametrize("kind", [{"type": "item_reference"}, {"type": None}, {}], ids=str)
 @pytest.mark.parametrize("has_previous", [False, True])
-async def test_item_reference_stands_for_its_stored_item(model, redis, is_short, has_previous):
+async def test_item_reference_stands_for_its_stored_item(model, redis, kind, has_previous):
     computing, decoding = writing(REFERRED, model=model)
     workers = computing, decoding
     async with front_of(*workers, model=model, responses_ttl=60.0, redis=redis) as front:
@@ -450,7 +450,6 @@ async def test_item_reference_stands_for_its_stored_item(model, redis, is_short,
             model=model.name, input=QUESTION, tools=[WEATHER], max_output_tokens=200
         )
         assert first.store is True
-        kind = {} if is_short else {"type": "item_reference"}
         references = [{"id": item.id, **kind} for item in first.output]
         last = [{**RAIN, "call_id": first.output[-1].call_id}, {"role": "user", "content": "And?"}]
         user = {"role": "user", "content": QUESTION}
@@ -564,6 +563,28 @@ async def test_front_without_store_says_so(model):
             )
     error = caught.value
     assert (error.code, error.param) == ("previous_response_not_found", "previous_response_id")
+
+
+@pytest.mark.parametrize("response_id", [f"resp_{'0' * 48}", "resp_1", "", "deleted"])
+async def test_unknown_previous_response_has_its_own_code(model, redis, response_id):
+    workers = writing("Hello.", model=model)
+    async with front_of(*workers, model=model, responses_ttl=60.0, redis=redis) as front:
+        if response_id == "deleted":
+            first = (await front.post("/v1/responses", json={"input": QUESTION})).json()
+            assert first["store"] is True
+            response_id = first["id"]
+            await front.delete(f"/v1/responses/{response_id}")
+        asked = {"input": "x", "previous_response_id": response_id}
+        answers = [
+            await front.post("/v1/responses", json=asked),
+            await front.post("/v1/responses", json={**asked, "stream": True}),
+            await front.post("/v1/responses/input_tokens", json=asked),
+        ]
+    for answer in answers:
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "previous_response_not_found")
+        assert (error["type"], error["param"]) == ("invalid_request_error", "previous_response_id")
+        assert "Send the whole conversation" in error["message"]
 
 
 async def test_response_is_answered_where_redis_does_not_answer(model):

@@ -89,7 +89,8 @@ def items_of(body: ResponsesRequest) -> list[Json]:
 
 def _short_type(item: Json) -> str:
     """Returns the type of an item that does not say it."""
-    return REFERENCE if item.keys() == {"id"} else "message"
+    given = {name for name, value in item.items() if value is not None}
+    return REFERENCE if given == {"id"} else "message"
 
 
 def conversation_of(

@@ -74,8 +74,9 @@ def _thinking(value: Any) -> JsonObject:
     if isinstance(value, bool):
         return _variables(value)
     options = _object("thinking", value, ("type", "budget_tokens"))
-    budget = options.get("budget_tokens")
-    fields: JsonObject = {} if budget is None else {"thinking_token_budget": budget}
+    fields: JsonObject = {}
+    if "budget_tokens" in options:
+        fields["thinking_token_budget"] = options["budget_tokens"]
     match options.get("type"):
         case "enabled" | "disabled" as kind:
             return {**fields, **_variables(kind == "enabled")}
@@ -87,10 +88,10 @@ def _thinking(value: Any) -> JsonObject:
 def _reasoning(value: Any) -> JsonObject:
     options = _object("reasoning", value, ("effort", "enabled", "exclude", "max_tokens", "summary"))
     fields: JsonObject = {}
-    if options.get("enabled") is not None:
+    if "enabled" in options:
         fields |= _switch("reasoning.enabled")(options["enabled"])
     for given, name in (("effort", "reasoning_effort"), ("max_tokens", "thinking_token_budget")):
-        if options.get(given) is not None:
+        if given in options:
             fields[name] = options[given]
     if options.get("exclude"):
         fields["include_reasoning"] = False
@@ -98,12 +99,14 @@ def _reasoning(value: Any) -> JsonObject:
 
 
 def _object(name: str, value: Any, known: Sequence[str]) -> JsonObject:
+    """Returns the fields of an object that are not null. Raises `InvalidArgumentError`."""
     if not isinstance(value, dict):
         raise InvalidArgumentError(name, "must be an object")
-    for key in value:
+    fields = {key: inner for key, inner in value.items() if inner is not None}
+    for key in fields:
         if key not in known:
             raise InvalidArgumentError(f"{name}.{key}", "is not supported here; leave it out")
-    return value
+    return fields
 
 
 _BUDGETED: Final = (_VARIABLES, "thinking_token_budget")
