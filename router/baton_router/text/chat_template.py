@@ -51,7 +51,8 @@ class TemplateAbilities:
         takes_later_system: and others may come later, each at its place.
         takes_repeated_users: the user may have several turns one after the other,
         takes_repeated_answers: and so may the model.
-        takes_user_after_result: a turn of the user may follow the result of a call.
+        takes_user_before_result: a turn of the user may come between a call and its result,
+        takes_user_after_result: and it may follow the result.
         takes_several_calls: a turn of the model may have several calls.
         takes_any_call_id: ids of calls need not have nine letters and digits.
         needs_text_apart: a text before a call is lost unless it is a turn of its own.
@@ -64,6 +65,7 @@ class TemplateAbilities:
     takes_later_system: bool = True
     takes_repeated_users: bool = True
     takes_repeated_answers: bool = True
+    takes_user_before_result: bool = True
     takes_user_after_result: bool = True
     takes_several_calls: bool = True
     takes_any_call_id: bool = True
@@ -145,6 +147,8 @@ class ChatTemplate:
             ),
             takes_repeated_users=self._takes("user", "user"),
             takes_repeated_answers=self._takes("user", "assistant", "assistant", "user"),
+            takes_user_before_result=not takes_results
+            or self._takes("user", "call", "user", "tool"),
             takes_user_after_result=not takes_results
             or self._takes("user", "call", "tool", "user"),
             takes_several_calls=not writes_calls

@@ -95,6 +95,38 @@ async def test_one_conversation_makes_one_prompt_by_every_api(model, template):
     assert prompts == [PROMPTS[template]] * 4
 
 
+TEXTS_AND_RESULTS = {
+    GENERIC: {"ad": "<user>a<tool>d", "da": "<tool>d<user>a", "ada": "<user>a<tool>d<user>a"},
+    ALTERNATING: {"ad": "<tool>a\nd", "da": "<tool>d\na", "ada": "<tool>a\nd\na"},
+}
+
+
+@pytest.mark.parametrize("order", ["ad", "da", "ada"])
+@pytest.mark.parametrize("template", TEXTS_AND_RESULTS, ids=["generic", "alternating"])
+async def test_text_and_result_of_a_turn_stay_in_order(model, template, order):
+    """`a` is a text, `d` the result of a call: blocks of a message, and turns of a chat."""
+    card = replace(model, chat_template=template)
+    user, function = {"role": "user", "content": "b"}, {"name": "f", "arguments": "{}"}
+    text = {"role": "user", "content": "a"}
+    result = {"role": "tool", "tool_call_id": "c", "content": "d"}
+    call = {"role": "assistant", "tool_calls": [{"id": "c", "function": function}]}
+    turns = [text if part == "a" else result for part in order]
+    item = {"type": "function_call", "call_id": "c", **function}
+    output = {"type": "function_call_output", "call_id": "c", "output": "d"}
+    items = [text if part == "a" else output for part in order]
+    use = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    found = {"type": "tool_result", "tool_use_id": "c", "content": "d"}
+    blocks = [{"type": "text", "text": "a"} if part == "a" else found for part in order]
+    messages = [user, {"role": "assistant", "content": [use]}, {"role": "user", "content": blocks}]
+    prompts = [
+        await prompt_over_http(card, "chat/completions", {"messages": [user, call, *turns]}),
+        await prompt_over_http(card, "responses", {"input": [user, item, *items]}),
+        await prompt_over_http(card, "messages", {"messages": messages, "max_tokens": 9}),
+    ]
+    written = TEXTS_AND_RESULTS[template][order]
+    assert prompts == [f"<user>b<assistant>[f]{written}<assistant>"] * 3
+
+
 async def test_cut_arguments_of_an_earlier_call_reach_the_model(model):
     card = replace(model, chat_template=GENERIC)
     user = {"role": "user", "content": "b"}
@@ -230,13 +262,55 @@ async def test_response_takes_answer_without_id_and_status(model):
     assert "## assistantb<|im_end|>" in prompt
 
 
-async def test_history_may_have_refusals_and_annotations(model):
-    refusal = [{"type": "refusal", "refusal": "I cannot."}]
-    notes = [{"type": "url_citation", "url_citation": {"url": "https://a"}}]
-    turns = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": refusal, "annotations": notes},
-        {"role": "user", "content": "b"},
-    ]
-    prompt = await prompt_over_http(model, "chat/completions", {"messages": turns})
-    assert "## assistantI cannot.<|im_end|>" in prompt
+NOTE = {"type": "url_citation", "url": "https://a", "title": "A", "start_index": 0, "end_index": 1}
+REFUSAL = {"type": "refusal", "refusal": "I cannot."}
+HISTORIES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a chat's refusal part": ("chat/completions", {"content": [REFUSAL]}, "I cannot."),
+    "a chat's refusal": (
+        "chat/completions",
+        {"content": None, "refusal": "I cannot."},
+        "I cannot.",
+    ),
+    "a chat's text and refusal": (
+        "chat/completions",
+        {"content": [{"type": "text", "text": "No."}, REFUSAL]},
+        "No.\nI cannot.",
+    ),
+    "a chat's annotations": (
+        "chat/completions",
+        {
+            "content": "So.",
+            "refusal": None,
+            "annotations": [{"type": "url_citation", "url_citation": NOTE}],
+        },
+        "So.",
+    ),
+    "a response's refusal": ("responses", {"content": [REFUSAL]}, "I cannot."),
+    "a response's text and refusal": (
+        "responses",
+        {"content": [{"type": "output_text", "text": "No.", "annotations": []}, REFUSAL]},
+        "No.\nI cannot.",
+    ),
+    "a response's annotations": (
+        "responses",
+        {
+            "content": [
+                {"type": "output_text", "text": "So.", "annotations": [NOTE], "logprobs": []}
+            ]
+        },
+        "So.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("path", "fields", "text"), HISTORIES.values(), ids=HISTORIES)
+async def test_history_may_have_refusals_and_annotations(model, path, fields, text):
+    answer = {"role": "assistant", **fields}
+    if path == "responses":
+        answer |= {"type": "message", "id": "msg_1", "status": "completed"}
+    turns = [{"role": "user", "content": "a"}, answer, {"role": "user", "content": "b"}]
+    prompt = await prompt_over_http(
+        model, path, {"input" if path == "responses" else "messages": turns}
+    )
+    assert f"## assistant{text}<|im_end|>" in prompt
+    assert "https://a" not in prompt

@@ -39,6 +39,7 @@ ABILITIES = {
             takes_later_system=False,
             takes_repeated_users=False,
             takes_repeated_answers=False,
+            takes_user_before_result=False,
             takes_user_after_result=False,
         ),
     ),

@@ -177,6 +177,16 @@ RENDERED: dict[str, tuple[str, list[Turn], str]] = {
         [user("a"), called(CALL), result("b"), result("c"), user("d"), user("e"), said("f")],
         "<user>a<assistant>[time]<tool>b<tool>c\nd\ne<assistant>f",
     ),
+    "a text before a result": (
+        ALTERNATING,
+        [user("a"), called(CALL), user("b"), user("c"), result("d"), result("e"), said("f")],
+        "<user>a<assistant>[time]<tool>b\nc\nd<tool>e<assistant>f",
+    ),
+    "texts around results": (
+        ALTERNATING,
+        [user("a"), called(CALL), user("b"), result("c"), user("d"), result("e"), user("f")],
+        "<user>a<assistant>[time]<tool>b\nc\nd<tool>e\nf",
+    ),
     "adjacent turns, where the template takes them": (
         DROPPING,
         [user("a"), user("b"), called(CALL), result("c"), user("d")],

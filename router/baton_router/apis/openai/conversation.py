@@ -88,14 +88,16 @@ def _call(call: EarlierCall, field: str) -> ToolCall:
 
 
 def _parts(message: ChatMessage, field: str) -> Sequence[str | GivenImage]:
+    refusal = [message.refusal] if message.refusal else []
     if not isinstance(message.content, list):
-        return [message.content or ""]
-    return [
+        return [message.content, *refusal] if message.content else refusal or [""]
+    parts = [
         part.text
         if isinstance(part, TextPart | RefusalPart)
         else _image(part, f"{field}.content[{at}]")
         for at, part in enumerate(message.content)
     ]
+    return [*parts, *refusal]
 
 
 def _image(part: ImagePart | VideoPart, field: str) -> GivenImage:

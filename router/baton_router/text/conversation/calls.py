@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, repeat
 
@@ -21,6 +21,18 @@ def with_taken_calls(turns: Sequence[Turn], abilities: TemplateAbilities) -> Seq
     if abilities.needs_text_apart:
         turns = list(_apart(turns))
     return turns if abilities.takes_any_call_id else list(map(_with_short_ids, turns))
+
+
+def with_texts_in_results(turns: Iterable[Turn]) -> Sequence[Turn]:
+    """Returns the turns with what the user says between a call and its result at the beginning of
+    that result."""
+    made: list[Turn] = []
+    for turn in turns:
+        before = [last.role for last in made[-2:]]
+        if turn.role == "tool" and before in (["assistant", "user"], ["tool", "user"]):
+            turn = replace(turn, parts=(*made.pop().parts, *turn.parts))
+        made.append(turn)
+    return made
 
 
 def _one_by_one(turns: Sequence[Turn]) -> Iterator[Turn]:

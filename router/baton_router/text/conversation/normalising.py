@@ -8,7 +8,7 @@ from typing import Any
 from baton.errors import InvalidArgumentError
 from baton_router.call.generate_call import Conversation, Turn
 from baton_router.text.chat_template import ChatTemplate, TemplateAbilities
-from baton_router.text.conversation.calls import with_taken_calls
+from baton_router.text.conversation.calls import with_taken_calls, with_texts_in_results
 from baton_router.text.conversation.instructions import in_place, with_known_roles, with_one_leading
 from baton_router.text.conversation.items import turns_of_items
 from baton_router.text.conversation.merging import merged
@@ -120,6 +120,6 @@ def _merged(turns: Sequence[Turn], abilities: TemplateAbilities, *, merges: bool
     if merges or not abilities.takes_repeated_answers:
         roles.add("assistant")
     turns = merged(turns, lambda last, turn: last.role == turn.role in roles) if roles else turns
-    if abilities.takes_user_after_result:
-        return turns
-    return merged(turns, lambda last, turn: (last.role, turn.role) == ("tool", "user"))
+    if not abilities.takes_user_after_result:
+        turns = merged(turns, lambda last, turn: (last.role, turn.role) == ("tool", "user"))
+    return turns if abilities.takes_user_before_result else with_texts_in_results(turns)
