@@ -95,6 +95,28 @@ def test_request_without_a_model_goes_to_the_first(
     assert client.generate(prompt, GREEDY).token_ids() == greedy(folders["one"], prompt, 12)
 
 
+def test_model_is_found_by_its_folder(
+    models: TwoModels, folders: dict[str, str], client: Client
+) -> None:
+    """As clients of other servers name a model: by what it was started with."""
+    url = models.cluster.process("router").http_address
+    turns = [{"role": "user", "content": "a"}]
+    bodies = {
+        "/v1/completions": {"prompt": "a", "max_tokens": 1},
+        "/v1/chat/completions": {"messages": turns, "max_tokens": 1},
+        "/v1/responses": {"input": "a", "max_output_tokens": 1},
+        "/v1/messages": {"messages": turns, "max_tokens": 1},
+    }
+    for name, folder in folders.items():
+        for given in (folder, f"{folder}/"):
+            assert model_of(client, [5, 6], "by-folder", given) == name
+            assert client.get_model(given).name == name
+            assert httpx.get(f"{url}/v1/models/{given}").json()["id"] == name
+            for path, body in bodies.items():
+                answer = httpx.post(f"{url}{path}", json={**body, "model": given}).json()
+                assert answer["model"] == name, (path, answer)
+
+
 def test_models_are_listed_with_aliases_over_grpc_and_http(
     models: TwoModels, client: Client
 ) -> None:
