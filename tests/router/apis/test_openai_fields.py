@@ -14,6 +14,7 @@ from baton_router.apis.edge.body.other_servers import OTHER_FIELDS
 from baton_router.apis.openai.schemas import ChatRequest, CompletionRequest
 from baton_router.apis.responses.schemas import ResponsesRequest
 from baton_router.text.model_card import ModelCard
+from tests.support.repository import ROOT
 from tests.support.router.event_stream import events_of
 from tests.support.router.front import card, front_of
 from tests.support.router.scripted import (
@@ -145,6 +146,57 @@ async def test_field_of_another_server_is_never_ignored(path):
             for value in field.neutral:
                 answer = await front.post(f"/v1/{path}", json={**ROUTES[path], name: value})
                 assert answer.status_code == 200, (name, value, answer.text)
+
+
+# Adapters and samplers of other servers, in the forms that these take.
+REFUSED: dict[str, Any] = {
+    "adapter_id": "a",
+    "adapters": "a",
+    "lora": [{"id": 0, "scale": 0.5}],
+    "lora_path": "a",
+    "lora_request": {"lora_name": "a", "lora_int_id": 1, "lora_path": "/a"},
+    "merged_adapters": {"ids": ["a"], "weights": [1]},
+    "adaptive_target": 0.5,
+    "custom_logit_processor": "a",
+    "dry_multiplier": 0.8,
+    "dynamic_temperature": True,
+    "dynatemp_range": 0.5,
+    "epsilon_cutoff": 0.1,
+    "eta_cutoff": 0.1,
+    "guidance_scale": 2,
+    "logits_processors": ["a"],
+    "mirostat": 2,
+    "mirostat_mode": 2,
+    "no_repeat_ngram_size": 3,
+    "nsigma": 1.0,
+    "penalty_alpha": 0.5,
+    "samplers": ["top_k"],
+    "skew": 1,
+    "smoothing_factor": 0.5,
+    "temperature_last": True,
+    "tfs": 0.5,
+    "tfs_z": 0.5,
+    "top_a": 0.5,
+    "top_n_sigma": 1.0,
+    "typical_p": 0.5,
+    "xtc_probability": 0.5,
+}
+
+
+@pytest.mark.parametrize("path", [*ROUTES, "embeddings"])
+async def test_adapter_and_sampler_are_refused_by_name(path):
+    needed = ROUTES.get(path, {"input": "x"})
+    documented = (ROOT / "docs" / "reference" / "http_fields.md").read_text()
+    async with front_of(*answering()) as front:
+        for name, value in REFUSED.items():
+            answer = await front.post(f"/v1/{path}", json={**needed, name: value})
+            message = answer.json()["error"]["message"]
+            assert (answer.status_code, message) == (
+                400,
+                f"{name}: is not supported here, and would change the answer; leave it out",
+            )
+            (row,) = (line for line in documented.splitlines() if line.startswith(f"| `{name}` |"))
+            assert "| refused |" in row
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,21 @@ def tags(**fields: Any) -> dict[str, Any]:
     return {"response_format": given}
 
 
+def newer_tags(**fields: Any) -> dict[str, Any]:
+    """The same in the form that vLLM has now."""
+    made = [
+        {
+            **({"type": "tag"} if at else {}),
+            "begin": tag["begin"],
+            "content": {"type": "json_schema", "json_schema": tag["schema"]},
+            "end": tag["end"],
+        }
+        for at, tag in enumerate(TAGS)
+    ]
+    format_ = {"type": "triggered_tags", "triggers": ["<f=", "["], "tags": made, **fields}
+    return {"response_format": {"type": "structural_tag", "format": format_, "triggers": None}}
+
+
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[GrammarCompiler]:
     """Compiles as the workers of the shipped model do."""
@@ -142,8 +157,12 @@ def compiler() -> Iterator[GrammarCompiler]:
 )
 def test_structural_tags_bind_text_between_them_alone(compiler, text, is_allowed):
     found = grammar(**tags())
-    as_text = json.dumps(tags()["response_format"])
-    assert found == grammar(structured_outputs={"structural_tag": as_text})
+    for form in (tags()["response_format"], newer_tags()["response_format"]):
+        as_text = json.dumps(form)
+        assert found == grammar(response_format=form)
+        assert found == grammar(structured_outputs={"structural_tag": as_text})
+        assert found == grammar(structural_tag=as_text)
+        assert found == grammar(guided_structural_tag=as_text)
     assert found is not None
     state = compiler.compile(found).start()
     ids = card().tokenizer.encode(text, add_special_tokens=False).ids
@@ -181,13 +200,43 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no tags": (tags(structures=[]), "response_format.structures"),
     "an empty trigger": (tags(triggers=["<f=", ""]), "response_format.triggers[1]"),
     "a tag without a trigger": (tags(triggers=["["]), "response_format.structures[0].begin"),
-    "newer tags": (
+    "newer tags without triggers": (newer_tags(triggers=[]), "response_format.format.triggers"),
+    "no newer tags": (newer_tags(tags=[]), "response_format.format.tags"),
+    "newer tags of another kind": (
         {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}},
+        "response_format.format.type",
+    ),
+    "newer tags of other content": (
+        newer_tags(tags=[{"begin": "[", "content": {"type": "any_text"}, "end": "]"}]),
+        "response_format.format.tags[0].content.type",
+    ),
+    "one newer tag at least": (
+        newer_tags(at_least_one=True),
+        "response_format.format.at_least_one",
+    ),
+    "one newer tag alone": (
+        newer_tags(stop_after_first=True),
+        "response_format.format.stop_after_first",
+    ),
+    "a newer tag without a trigger": (
+        newer_tags(triggers=["["]),
+        "response_format.format.tags[0].begin",
+    ),
+    "two forms of tags": (
+        {"response_format": {**newer_tags()["response_format"], "triggers": ["["]}},
         "response_format.format",
     ),
     "many tags": (tags(structures=[*TAGS] * 200), "response_format.structures"),
     "newer tags as text": (
-        {"structured_outputs": {"structural_tag": '{"type": "structural_tag", "format": {}}'}},
+        {"structural_tag": '{"type": "structural_tag", "format": {"type": "regex"}}'},
+        "structured_outputs.structural_tag.format.type",
+    ),
+    "tags at two places": (
+        {"structural_tag": "{}", "structured_outputs": {"regex": "a"}},
+        "structural_tag",
+    ),
+    "tags that are no text": (
+        {"structural_tag": {"type": "structural_tag"}},
         "structured_outputs.structural_tag",
     ),
     "tags beside a schema": (

@@ -75,15 +75,38 @@ class StructuralTag(_Schema, frozen=True):
     end: str
 
 
+class JsonContent(_Schema, frozen=True, tag_field="type", tag="json_schema"):
+    json_schema: JsonObject
+
+
+class TriggeredTag(_Schema, frozen=True):
+    """JSON between two texts, in the newer form."""
+
+    begin: str
+    content: JsonContent
+    end: str
+    type: Literal["tag"] = "tag"
+
+
+class TriggeredTags(_Schema, frozen=True, tag_field="type", tag="triggered_tags"):
+    """Newer form of `TagsFormat`, of which vLLM has more kinds."""
+
+    triggers: list[str]
+    tags: list[TriggeredTag]
+    at_least_one: Literal[False] = False
+    stop_after_first: Literal[False] = False
+
+
 class TagsFormat(_Schema, frozen=True, tag_field="type", tag="structural_tag"):
-    """Text with JSON between tags in it, as vLLM takes it.
+    """Text with JSON between tags in it, in one of the two forms that vLLM takes.
 
     Attributes:
         triggers: each begins a tag wherever it is in the text.
     """
 
-    structures: list[StructuralTag]
-    triggers: list[str]
+    structures: list[StructuralTag] = []
+    triggers: list[str] = []
+    format: TriggeredTags | None = None
 
 
 ResponseFormat = TextFormat | ObjectFormat | SchemaFormat | TagsFormat

@@ -5,17 +5,18 @@ JSON is compact by default: a model that may write whitespace at each step often
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
-
-import msgspec
 
 from baton.errors import InvalidArgumentError
 from baton.sampling import Grammar, GrammarKind
+from baton_router.apis.edge.body.bodies import convert
 from baton_router.apis.openai.schemas import (
     GenerationRequest,
     JsonObject,
     ObjectFormat,
     SchemaFormat,
+    StructuralTag,
     StructuredOutputs,
     TagsFormat,
 )
@@ -106,40 +107,59 @@ def _alternatives(field: str, choice: list[str]) -> str:
 
 def _read_tags(field: str, text: str) -> TagsFormat:
     try:
-        return msgspec.json.decode(text, type=TagsFormat)
-    except (msgspec.DecodeError, RecursionError) as error:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(
             field, f"is not a response_format of the type structural_tag as JSON: {error}"
         ) from None
+    tags: TagsFormat = convert(content, TagsFormat, field)
+    return tags
 
 
 def _tags(field: str, given: TagsFormat) -> str:
     """Returns a grammar of text in which each trigger begins one of the structures."""
-    for name, texts in (("triggers", given.triggers), ("structures", given.structures)):
-        if not texts:
-            raise InvalidArgumentError(f"{field}.{name}", "is empty; expected at least 1")
-    if "" in given.triggers:
+    newer = given.format
+    if newer is None:
+        return _triggered(field, "structures", given.triggers, given.structures)
+    if given.structures or given.triggers:
         raise InvalidArgumentError(
-            f"{field}.triggers[{given.triggers.index('')}]",
-            "is empty; expected at least 1 character",
+            f"{field}.format", "is set beside structures or triggers; give one form"
+        )
+    structures = [
+        StructuralTag(begin=tag.begin, json_schema=tag.content.json_schema, end=tag.end)
+        for tag in newer.tags
+    ]
+    return _triggered(f"{field}.format", "tags", newer.triggers, structures)
+
+
+def _triggered(
+    field: str, name: str, triggers: Sequence[str], structures: Sequence[StructuralTag]
+) -> str:
+    """Returns the grammar of structures, which are at `name` in `field`."""
+    for what, texts in (("triggers", triggers), (name, structures)):
+        if not texts:
+            raise InvalidArgumentError(f"{field}.{what}", "is empty; expected at least 1")
+    if "" in triggers:
+        raise InvalidArgumentError(
+            f"{field}.triggers[{triggers.index('')}]", "is empty; expected at least 1 character"
         )
     # Marks are text here: special tokens are not in the text of an answer.
     lark = Lark({})
     tags: dict[str, list[str]] = {}
-    for at, tag in enumerate(given.structures):
-        triggers = [trigger for trigger in given.triggers if tag.begin.startswith(trigger)]
-        if not triggers:
+    for at, tag in enumerate(structures):
+        fitting = [trigger for trigger in triggers if tag.begin.startswith(trigger)]
+        if not fitting:
             raise InvalidArgumentError(
-                f"{field}.structures[{at}].begin",
+                f"{field}.{name}[{at}].begin",
                 f"is {tag.begin!r}; expected a text that begins with one of the triggers",
             )
-        trigger = min(triggers, key=len)
+        trigger = min(fitting, key=len)
         begin = lark.literal(tag.begin.removeprefix(trigger))
         body = f"{begin} {lark.schema(tag.json_schema)} {lark.literal(tag.end)}"
         tags.setdefault(trigger, []).append(lark.rule(f"tag_{at}", body))
     forms = [f"{lark.until(trigger)} ({' | '.join(names)})" for trigger, names in tags.items()]
-    start = f"({' | '.join(forms)})* {lark.text(given.triggers)}"
-    return lark.grammar(start, f"{field}.structures", "structures")
+    start = f"({' | '.join(forms)})* {lark.text(triggers)}"
+    return lark.grammar(start, f"{field}.{name}", name)
 
 
 def _schema(field: str, given: SchemaFormat | ObjectFormat | JsonObject | str) -> JsonObject:

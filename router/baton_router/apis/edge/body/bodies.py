@@ -303,7 +303,7 @@ def _explained(
     or the whole body."""
     problem, _, where = str(error).partition(" - at `")
     path, value = _path(where.rstrip("`"), content)
-    path = field + path
+    path = f"{field}.{path}" if field and path and not path.startswith("[") else field + path
     named = _NAMED.search(problem)
     if named is None:
         return InvalidArgumentError(path or "body", _problem(problem, value))

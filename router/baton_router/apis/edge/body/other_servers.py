@@ -10,10 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from baton.errors import InvalidArgumentError
-
-JsonObject = dict[str, Any]
-
-_VARIABLES: Final = "chat_template_kwargs"
+from baton_router.apis.edge.body.other_values import (
+    VARIABLES,
+    JsonObject,
+    grammar,
+    reasoning,
+    reasoning_format,
+    switch,
+    thinking,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,79 +42,13 @@ def _renamed(meaning: str, name: str, neutral: Sequence[Any] = ()) -> OtherField
     return OtherField(meaning, neutral, (name,), lambda value: {name: value})
 
 
-def _grammar(value: Any) -> JsonObject:
-    match value:
-        case str():
-            return {"guided_grammar": value}
-        case {"type": "json" | "json_object", "value": schema}:
-            return {"guided_json": schema}
-        case {"type": "regex", "value": pattern}:
-            return {"guided_regex": pattern}
-    raise InvalidArgumentError(
-        "grammar", "is neither a text nor an object with `type` json or regex and `value`"
-    )
-
-
-def _variables(is_on: bool) -> JsonObject:
-    """Returns the variables that turn thinking on or off in the templates that can."""
-    return {_VARIABLES: {"enable_thinking": is_on, "thinking": is_on}}
-
-
-def _switch(name: str) -> Callable[[Any], JsonObject]:
-    def converted(value: Any) -> JsonObject:
-        if not isinstance(value, bool):
-            raise InvalidArgumentError(name, "must be true or false")
-        return _variables(value)
-
-    return converted
-
-
-def _reasoning_format(value: Any) -> JsonObject:
-    if value != "none":
-        raise InvalidArgumentError("reasoning_format", "must be auto, deepseek or none")
-    return {"separate_reasoning": False}
-
-
-def _thinking(value: Any) -> JsonObject:
-    if isinstance(value, bool):
-        return _variables(value)
-    options = _object("thinking", value, ("type", "budget_tokens"))
-    fields: JsonObject = {}
-    if "budget_tokens" in options:
-        fields["thinking_token_budget"] = options["budget_tokens"]
-    match options.get("type"):
-        case "enabled" | "disabled" as kind:
-            return {**fields, **_variables(kind == "enabled")}
-        case "auto" | "adaptive":
-            return fields
-    raise InvalidArgumentError("thinking.type", "must be enabled, disabled, auto or adaptive")
-
-
-def _reasoning(value: Any) -> JsonObject:
-    options = _object("reasoning", value, ("effort", "enabled", "exclude", "max_tokens", "summary"))
-    fields: JsonObject = {}
-    if "enabled" in options:
-        fields |= _switch("reasoning.enabled")(options["enabled"])
-    for given, name in (("effort", "reasoning_effort"), ("max_tokens", "thinking_token_budget")):
-        if given in options:
-            fields[name] = options[given]
-    if options.get("exclude"):
-        fields["include_reasoning"] = False
-    return fields
-
-
-def _object(name: str, value: Any, known: Sequence[str]) -> JsonObject:
-    """Returns the fields of an object that are not null. Raises `InvalidArgumentError`."""
-    if not isinstance(value, dict):
-        raise InvalidArgumentError(name, "must be an object")
-    fields = {key: inner for key, inner in value.items() if inner is not None}
-    for key in fields:
-        if key not in known:
-            raise InvalidArgumentError(f"{name}.{key}", "is not supported here; leave it out")
-    return fields
-
-
-_BUDGETED: Final = (_VARIABLES, "thinking_token_budget")
+_TAGS = OtherField(
+    "grammars within tags",
+    (),
+    ("structured_outputs",),
+    lambda value: {"structured_outputs": {"structural_tag": value}},
+)
+_BUDGETED: Final = (VARIABLES, "thinking_token_budget")
 _GRAMMARS: Final = ("guided_grammar", "guided_json", "guided_regex")
 
 OTHER_FIELDS: Final[Mapping[str, OtherField]] = {
@@ -132,7 +71,9 @@ OTHER_FIELDS: Final[Mapping[str, OtherField]] = {
     "input_suffix": OtherField("text after the prompt", ("",)),
     "instructions": OtherField("the system message"),
     "messages": OtherField("a conversation"),
+    "media_io_kwargs": OtherField("another choice of frames", ({},)),
     "mm_processor_kwargs": OtherField("another size of images", ({},)),
+    "negative_prompt": OtherField("a second prompt", ("",)),
     "partial": OtherField("continues the last message", (False,)),
     "prefix": OtherField("continues the last message", (False,)),
     "prompt": OtherField("a text"),
@@ -153,6 +94,7 @@ OTHER_FIELDS: Final[Mapping[str, OtherField]] = {
     "max_new_tokens": _renamed("tokens of the answer", "max_tokens"),
     "max_output_tokens": _renamed("tokens of the answer", "max_tokens"),
     "min_new_tokens": _renamed("least tokens of the answer", "min_tokens"),
+    "n_indent": OtherField("indentation of the lines", (0,)),
     "no_stop_trim": OtherField("shows the stop string", (False,)),
     "min_length": OtherField("tokens of prompt and answer", (0,)),
     "n_predict": _renamed("tokens of the answer", "max_tokens", (-1,)),
@@ -160,37 +102,57 @@ OTHER_FIELDS: Final[Mapping[str, OtherField]] = {
     "stop_regex": OtherField("patterns that end the answer", ("", [])),
     "stop_sequences": _renamed("stop strings", "stop"),
     # Sampling.
+    "adaptive_target": OtherField("adaptive sampler", (-1,)),
     "allowed_token_ids": OtherField("the only tokens", ([],)),
+    "ban_eos_token": OtherField("does not end", (False,)),
+    "banned_strings": OtherField("texts that are left out", ([],)),
+    "banned_tokens": OtherField("tokens that are left out", ([],)),
     "best_of": OtherField("answers to choose from", (1,)),
     "custom_logit_processor": OtherField("code of the client's"),
+    "custom_params": OtherField("arguments of the client's code", ({},)),
+    "custom_token_bans": OtherField("tokens that are left out", ([], "")),
     "do_sample": OtherField("samples at all", (True,)),
     "dry_multiplier": OtherField("DRY sampler", (0,)),
+    "dynamic_temperature": OtherField("range of the temperature", (False,)),
     "dynatemp_range": OtherField("range of the temperature", (0,)),
+    "encoder_repetition_penalty": OtherField("penalty of other tokens", (1,)),
+    "epsilon_cutoff": OtherField("epsilon sampler", (0,)),
+    "eta_cutoff": OtherField("eta sampler", (0,)),
+    "guidance_scale": OtherField("guidance by a second prompt", (1,)),
     "logits_processors": OtherField("code of the client's", ([],)),
     "mirostat": OtherField("Mirostat sampler", (0,)),
+    "mirostat_mode": OtherField("Mirostat sampler", (0,)),
+    "no_repeat_ngram_size": OtherField("runs of tokens that come once", (0,)),
+    "nsigma": OtherField("top-n-sigma sampler", (0,)),
     "num_beams": OtherField("beams", (1,)),
+    "penalty_alpha": OtherField("contrastive search", (0,)),
     "options": OtherField("options of sampling", ({},)),
     "num_return_sequences": _renamed("number of answers", "n"),
     "random_seed": _renamed("seed", "seed"),
     "repeat_last_n": OtherField("tokens that are penalized", (-1,)),
+    "repetition_detection": OtherField("ends repetition"),
     "repeat_penalty": _renamed("penalty of repeated tokens", "repetition_penalty"),
     "samplers": OtherField("order of the samplers"),
+    "skew": OtherField("skew sampler", (0,)),
     "smoothing_factor": OtherField("quadratic sampler", (0,)),
+    "temperature_last": OtherField("order of the samplers", (False,)),
+    "tfs": OtherField("tail-free sampler", (1,)),
     "tfs_z": OtherField("tail-free sampler", (1,)),
     "top_a": OtherField("top-a sampler", (0,)),
     "top_n_sigma": OtherField("top-n-sigma sampler", (-1, 0)),
     "typical_p": OtherField("typical sampler", (0, 1)),
+    "vllm_xargs": OtherField("arguments of the client's code", ({},)),
     "watermark": OtherField("a watermark", (False,)),
     "xtc_probability": OtherField("XTC sampler", (0,)),
     # Grammars.
     "ebnf": _renamed("grammar of the answer", "guided_grammar"),
-    "grammar": OtherField("grammar of the answer", ("",), _GRAMMARS, _grammar),
+    "grammar": OtherField("grammar of the answer", ("",), _GRAMMARS, grammar),
     "format": OtherField("schema of the answer", ("",)),
     "guided_decoding": OtherField("grammar of the answer"),
-    "guided_structural_tag": OtherField("grammars within tags"),
+    "guided_structural_tag": _TAGS,
     "json_schema": _renamed("schema of the answer", "guided_json"),
     "regex": _renamed("pattern of the answer", "guided_regex"),
-    "structural_tag": OtherField("grammars within tags"),
+    "structural_tag": _TAGS,
     # Reasoning.
     "prompt_mode": OtherField("turns thinking on"),
     "reasoning_budget": _renamed("tokens of thinking", "thinking_token_budget", (-1,)),
@@ -198,22 +160,24 @@ OTHER_FIELDS: Final[Mapping[str, OtherField]] = {
         "reasoning apart or in the text",
         ("auto", "deepseek"),
         ("separate_reasoning",),
-        _reasoning_format,
+        reasoning_format,
     ),
-    "think": OtherField("turns thinking on or off", (), (_VARIABLES,), _switch("think")),
+    "think": OtherField("turns thinking on or off", (), (VARIABLES,), switch("think")),
     "thinking_budget": _renamed("tokens of thinking", "thinking_token_budget"),
     "enable_thinking": OtherField(
-        "turns thinking on or off", (), (_VARIABLES,), _switch("enable_thinking")
+        "turns thinking on or off", (), (VARIABLES,), switch("enable_thinking")
     ),
     "reasoning": OtherField(
         "options of thinking",
         ({},),
         (*_BUDGETED, "include_reasoning", "reasoning_effort"),
-        _reasoning,
+        reasoning,
     ),
     "stream_reasoning": OtherField("reasoning in pieces", (True,)),
-    "thinking": OtherField("turns thinking on or off", (), _BUDGETED, _thinking),
+    "thinking": OtherField("turns thinking on or off", (), _BUDGETED, thinking),
     # The form of the answer, and what makes it.
+    "adapter_id": OtherField("adapter"),
+    "adapters": OtherField("adapter", ([], "")),
     "audio": OtherField("an answer in sound"),
     "details": OtherField("another form of the answer", (False,)),
     "input_token_logprobs": OtherField("log-probabilities of the prompt", (False,)),
@@ -222,12 +186,15 @@ OTHER_FIELDS: Final[Mapping[str, OtherField]] = {
     "lora": OtherField("adapter", ([],)),
     "lora_path": OtherField("adapter"),
     "lora_request": OtherField("adapter"),
+    "merged_adapters": OtherField("adapter"),
     "modalities": OtherField("text or sound", (["text"],)),
     "n_probs": OtherField("log-probabilities", (0,)),
     "return_full_text": OtherField("repeats the prompt", (False,)),
     "return_hidden_states": OtherField("states of the model", (False,)),
     "return_tokens_as_token_ids": OtherField("names of tokens", (False,)),
     "skip_special_tokens": OtherField("leaves special tokens out", (True,)),
+    "session_params": OtherField("continues another request"),
+    "spaces_between_special_tokens": OtherField("spaces in the text", (True,)),
     "t_max_predict_ms": OtherField("time of the answer", (0, -1)),
     "top_n_tokens": OtherField("log-probabilities", (0,)),
 }
@@ -257,7 +224,7 @@ def in_own_terms(content: JsonObject, known: frozenset[str]) -> JsonObject:
             continue
         del kept[name]
         for own, value in field.converted(content[name]).items():
-            if own == _VARIABLES and isinstance(kept.get(own, {}), dict):
+            if own == VARIABLES and isinstance(kept.get(own, {}), dict):
                 value = {**value, **kept.get(own, {})}
             elif kept.get(own, value) != value:
                 raise InvalidArgumentError(name, f"is set beside {own}; give one of them")
