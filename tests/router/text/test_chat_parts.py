@@ -1,6 +1,7 @@
 """Tool calls and reasoning of chat completions, as OpenAI's client sees them."""
 
 import asyncio
+import json
 from typing import Any
 
 import openai
@@ -9,6 +10,7 @@ import pytest
 from baton.errors import InvalidArgumentError
 from baton.v1 import inference_pb2 as pb
 from baton_router.text.model_card import ModelCard
+from tests.support.model_outputs import WRITTEN
 from tests.support.router.front import front_of, openai_client_of
 from tests.support.router.scripted import Cue, Worker
 from tests.support.router.written import (
@@ -185,6 +187,21 @@ async def test_marks_of_a_call_are_never_content(model, text, calls, reason):
         message = without_ids(joined(answer) if stream else whole(answer))
         assert (message["content"], message["calls"]) == ("", calls)
         assert message["reason"] == reason
+
+
+@pytest.mark.parametrize("way", ["json", "llama3-json", "pythonic"])
+async def test_call_without_marks_in_an_open_thought_is_made(way, tmp_path):
+    save_calling_model(tmp_path / "caller")
+    model = calling_card(tmp_path / "caller", WRITTEN[way].format_name)
+    written = WRITTEN[way].write([("weather", {"city": "Oslo"})], "")
+    for stream in (False, True):
+        answer = await ask(model, f"<think>\nI call\n{written}", 1, stream=stream)
+        message = without_ids(joined(answer) if stream else whole(answer))
+        assert [(name, json.loads(of)) for name, of in message["calls"]] == [
+            ("weather", {"city": "Oslo"})
+        ]
+        assert (message["content"], message["reason"]) == ("", "tool_calls")
+        assert message["reasoning"].startswith("I call")
 
 
 async def test_chat_scores_every_token_of_a_call(model):

@@ -20,6 +20,7 @@ from tests.support.model_outputs import (
 TOKENIZER = special_tokenizer()
 SPLIT = ParsingOptions(splits_reasoning=True)
 OPEN = ParsingOptions(splits_reasoning=True, is_reasoning_open=True)
+CALLING = ParsingOptions(tools=[Tool("get")], splits_reasoning=True)
 MARKS = {
     "deepseek-r1": ("<think>", "</think>"),
     "granite": ("Here is my thought process:", "Here is my response:"),
@@ -148,10 +149,10 @@ def test_parser_returns_calls_after_reasoning(way):
         assert text_of(parts) == ("Let me see." if written.takes_text else "")
 
 
-TAGGED = [key for key in WRITTEN if WRITTEN[key].takes_text and "harmony" not in key]
+IN_THOUGHTS = [key for key in WRITTEN if "harmony" not in key]
 
 
-@pytest.mark.parametrize("way", TAGGED)
+@pytest.mark.parametrize("way", IN_THOUGHTS)
 @pytest.mark.parametrize("splits", [True, False], ids=["split", "text"])
 def test_parser_returns_calls_that_an_open_thought_ends_with(way, splits):
     written = WRITTEN[way]
@@ -167,7 +168,7 @@ def test_parser_returns_calls_that_an_open_thought_ends_with(way, splits):
         assert calls_of(parts) == calls
 
 
-@pytest.mark.parametrize("way", TAGGED)
+@pytest.mark.parametrize("way", IN_THOUGHTS)
 @pytest.mark.parametrize("end", ["</think>\n\nDone.", " but no."], ids=["closed", "open"])
 def test_parser_returns_no_call_that_a_thought_goes_past(way, end):
     written = WRITTEN[way]
@@ -178,6 +179,41 @@ def test_parser_returns_no_call_that_a_thought_goes_past(way, end):
         parts = parse(parser, [text[:cut], text[cut:]])
         assert calls_of(parts) == []
         assert reasoning_of(parts) + text_of(parts) == text[7:].replace("</think>\n\n", "")
+
+
+UNMARKED = [key for key in WRITTEN if not WRITTEN[key].takes_text]
+
+
+@pytest.mark.parametrize("way", UNMARKED)
+@pytest.mark.parametrize("before", ["", "I call ", "See [1] {2}:\n{3}\n[4]\n" * 9], ids=len)
+def test_parser_finds_calls_without_marks_in_an_open_thought(way, before):
+    """At its beginning, after a word, and after more lines with brackets than are tried."""
+    calls = [("get", {"city": "Rome", "days": [{"of": {"week": 1}}]})]
+    text = f"<think>\n{before}{WRITTEN[way].write(calls, '')}\n"
+    parser = format_of("think", WRITTEN[way].format_name).parser(CALLING)
+    parts = parse(parser, list(text))
+    assert calls_of(parts) == calls
+    assert (reasoning_of(parts), text_of(parts)) == (text.removeprefix("<think>\n"), "")
+
+
+@pytest.mark.parametrize("way", UNMARKED)
+def test_parser_takes_no_brackets_of_a_thought_for_calls(way):
+    for text in ('[1]\n{"a": 1}', '{"name": "Ann", "type": "x"}', "[x]\n[get]", "[{\n[{\n" * 99):
+        parts = parse(
+            format_of("think", WRITTEN[way].format_name).parser(CALLING), ["<think>", text]
+        )
+        assert (calls_of(parts), reasoning_of(parts).strip()) == ([], text.strip())
+
+
+def test_harmony_returns_a_call_that_an_open_thought_ends_with():
+    call = '<|channel|>commentary to=functions.get <|message|>{"city": "Rome"}<|call|>'
+    for between in ("", "<|start|>assistant"):
+        text = f"<|channel|>analysis<|message|>Hm.{between}{call}"
+        for cut in range(len(text)):
+            parser = format_of("harmony", "harmony").parser(CALLING)
+            parts = parse(parser, [text[:cut], text[cut:]])
+            assert (reasoning_of(parts), text_of(parts)) == ("Hm.", "")
+            assert calls_of(parts) == [("get", {"city": "Rome"})]
 
 
 HARMONY = (

@@ -1,7 +1,7 @@
 """Parser of outputs: reasoning first, then text with tool calls in it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from baton_router.call.output_format import Choice, ParsingOptions, Tool
 from baton_router.call.parts import (
@@ -23,8 +23,6 @@ from baton_router.text.output_parsing.reader import (
     held_back,
     without,
 )
-
-_PIECE_LENGTH: Final = 1024
 
 
 def is_forced(options: ParsingOptions) -> bool:
@@ -248,27 +246,6 @@ def read_calls(syntax: CallSyntax, reader: Reader, parts: PartCollector) -> Step
         reader.plain = None if reader.rest or parts.holds_spaces else plain
         yield
         reader.plain = None
-
-
-def read_last_calls(syntax: CallSyntax, text: str, parts: PartCollector) -> None:
-    """Adds the calls that a text ends with."""
-    parser = SequenceParser(
-        parts.options, lambda reader, found, _: read_calls(syntax, reader, found)
-    )
-    last: list[Part] = []
-    # A reader copies what it has not read yet.
-    pieces = [text[at : at + _PIECE_LENGTH] for at in range(0, len(text), _PIECE_LENGTH)]
-    for found in (*map(parser.push, pieces), parser.finish()):
-        for part in found:
-            if isinstance(part, Text):
-                last.clear()
-            else:
-                last.append(part)
-    for part in last:
-        if isinstance(part, ToolCallStart):
-            parts.start_call(part.name)
-        elif isinstance(part, ToolCallArguments):
-            parts.arguments(part.json)
 
 
 def _read_block(syntax: CallSyntax, reader: Reader, parts: PartCollector) -> Steps[None]:

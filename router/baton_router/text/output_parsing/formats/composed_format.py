@@ -7,6 +7,7 @@ from typing import Any
 from baton.errors import InvalidArgumentError
 from baton_router.call.output_format import Choice, ParsingOptions
 from baton_router.text.output_parsing.lark import Lark
+from baton_router.text.output_parsing.last_calls import marks_in_thoughts, read_last_calls
 from baton_router.text.output_parsing.parser import (
     CallSyntax,
     PartCollector,
@@ -14,7 +15,6 @@ from baton_router.text.output_parsing.parser import (
     SequenceParser,
     needs_grammar,
     read_calls,
-    read_last_calls,
     read_text,
     tools_to_call,
 )
@@ -74,7 +74,7 @@ class ComposedFormat:
     def _read(self, reader: Reader, parts: PartCollector, options: ParsingOptions) -> Steps[None]:
         calls = self._calls if parts.tools else None
         if self._reasoning is not None:
-            marks = () if calls is None else calls.marks
+            marks = () if calls is None else marks_in_thoughts(calls)
             unclosed = yield from self._reasoning.read(reader, parts, options, marks)
             if calls is not None and unclosed:
                 read_last_calls(calls, unclosed, parts)
