@@ -10,7 +10,8 @@ import pytest
 
 from baton.models import locate
 from baton_picker.prompt import PromptReader
-from baton_router.text.model_card import ModelCard, read_model_card
+from baton_router.text.model_card import AUTO, ModelCard, read_model_card
+from baton_router.text.output_parsing.formats.catalog import tool_format_names
 from baton_router.text.request_bounds import PromptLimits
 from tests.support.agents.recording import RECORDINGS
 from tests.support.model_outputs import WRITTEN, special_tokenizer
@@ -19,18 +20,21 @@ from tests.support.router.front import front_of
 from tests.support.router.written import writing
 from tests.support.templates import FAMILIES, template_of_family
 
-# How each family writes calls: a name of `WRITTEN`, whose format its template shows.
+# How models of each family write calls: names of `WRITTEN`. The template of the family shows the
+# format of the first; others are those of models with another parser.
 WRITES = {
-    "deepseek_v3": "deepseek",
-    "glm4": "glm",
-    "gpt_oss": "harmony",
-    "llama3": "llama3-json",
-    "mistral": "mistral",
-    "qwen3": "hermes",
-    "qwen3_5": "qwen3-coder",
-    "qwen3_coder": "qwen3-coder",
+    "deepseek_v3": ["deepseek"],
+    "gemma3": [],
+    "glm4": ["glm"],
+    "gpt_oss": ["harmony"],
+    "llama3": ["llama3-json", "pythonic"],
+    "mistral": ["mistral"],
+    "qwen3": ["hermes", "json"],
+    "qwen3_5": ["qwen3-coder"],
+    "qwen3_coder": ["qwen3-coder"],
 }
-WITHOUT_TOOLS = ("gemma3",)
+WITHOUT_TOOLS = [family for family, ways in WRITES.items() if not ways]
+WAYS = [(family, way) for family, ways in WRITES.items() for way in ways]
 SHELLS = {
     "claude": "Bash",
     "codex": "exec_command",
@@ -41,7 +45,7 @@ MAX_MODEL_LEN = 2**18
 
 
 @cache
-def card_of(family: str, folder: Path) -> ModelCard:
+def card_of(family: str, folder: Path, tool_format: str = AUTO) -> ModelCard:
     """Returns the shipped model with a family's template and the tokens of its marks."""
     shutil.copytree(locate("tiny"), folder, ignore=shutil.ignore_patterns("*.py", "*.md"))
     tokenizer = special_tokenizer()
@@ -51,24 +55,35 @@ def card_of(family: str, folder: Path) -> ModelCard:
     config["max_position_embeddings"] = MAX_MODEL_LEN
     config["vocab_size"] = tokenizer.get_vocab_size()
     (folder / "config.json").write_text(json.dumps(config))
-    return read_model_card(str(folder), "tool_model")
+    return read_model_card(str(folder), "tool_model", tool_format)
 
 
-@pytest.fixture(params=FAMILIES)
-def card(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
-    return card_of(request.param, tmp_path_factory.getbasetemp() / request.param)
+@pytest.fixture
+def basetemp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.getbasetemp()
 
 
+def test_agents_are_served_by_every_family_and_parser():
+    assert {*WRITES} == {*FAMILIES}
+    assert {WRITTEN[way].format_name for _, way in WAYS} == {*tool_format_names()}
+
+
+@pytest.mark.parametrize("family", WITHOUT_TOOLS)
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
-async def test_agent_gets_a_call_of_its_shell(card, request, recording):
-    family, asked = request.node.callspec.params["card"], json.loads(recording.read_text())
-    if family in WITHOUT_TOOLS:
-        async with front_of(*writing("No."), model=card) as front:
-            refused = await front.post(asked["path"], json=asked["body"])
-        assert refused.status_code == 400
-        assert "tools" in refused.json()["error"]["message"]
-        return
-    written = WRITTEN[WRITES[family]]
+async def test_agent_is_refused_by_model_without_tools(family, recording, basetemp):
+    asked, card = json.loads(recording.read_text()), card_of(family, basetemp / family)
+    async with front_of(*writing("No."), model=card) as front:
+        refused = await front.post(asked["path"], json=asked["body"])
+    assert refused.status_code == 400
+    assert "tools" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("family", "way"), WAYS)
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
+async def test_agent_gets_a_call_of_its_shell(family, way, recording, basetemp):
+    asked, written = json.loads(recording.read_text()), WRITTEN[way]
+    tool_format = AUTO if way == WRITES[family][0] else written.format_name
+    card = card_of(family, basetemp / f"{family}-{way}", tool_format)
     assert card.tool_format == written.format_name
     shell = SHELLS[recording.stem]
     arguments = {"cmd" if shell == "exec_command" else "command": "ls -l"}
