@@ -140,7 +140,7 @@ SYMPTOMS: Sequence[Symptom] = (
         "llama.cpp#20156, command-code#885",
         "tools that are no functions fail the request",
         "Leaves them out, and names them in `x-baton-ignored`.",
-        "tests/router/apis/test_unknown_fields.py",
+        "tests/router/apis/test_tools.py",
         "test_tools_that_are_no_functions_are_left_out_and_named",
     ),
     (

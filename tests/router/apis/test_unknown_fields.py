@@ -18,7 +18,6 @@ from baton_router.apis.openai.schemas import ChatRequest, CompletionRequest
 from tests.support.router.bodies import parsed_body
 from tests.support.router.front import front_of
 from tests.support.router.scripted import answering
-from tests.support.router.written import writing
 
 HINTS_OF_CLIENTS: dict[str, Any] = {
     "metadata": {"kind": "test"},
@@ -229,66 +228,6 @@ async def test_other_apis_ignore_and_name_unknown_fields(path, needed, fields, h
     answer = await post(path, needed, fields)
     assert answer.status_code == 200, answer.text
     assert set(answer.headers[HEADER].split(", ")) == set(header.split(", "))
-
-
-OTHER_TOOLS = [
-    {"type": kind, "name": kind, "max_uses": 3}
-    for kind in ("web_search", "code_interpreter", "image_generation", "computer", "mcp")
-]
-FUNCTION: dict[str, Any] = {
-    "name": "time",
-    "allowed_callers": None,
-    "async": False,
-    "defer_loading": False,
-    "output_schema": None,
-}
-CHAT_FUNCTION = {"type": "function", "function": {**FUNCTION, "flavour": None}}
-
-
-@pytest.mark.parametrize(
-    ("path", "needed", "function"),
-    [
-        ("chat/completions", MESSAGE, CHAT_FUNCTION),
-        ("responses", RESPONSE, {"type": "function", **FUNCTION}),
-        ("messages", MESSAGE, {**FUNCTION, "input_schema": {"type": "object"}}),
-        (
-            "messages/count_tokens",
-            {"messages": MESSAGE["messages"]},
-            {**FUNCTION, "input_schema": {"type": "object"}},
-        ),
-    ],
-)
-async def test_tools_that_are_no_functions_are_left_out_and_named(model, path, needed, function):
-    workers = writing("Hello.", model=model)
-    given = {**needed, "tools": [OTHER_TOOLS[0], function, *OTHER_TOOLS[1:]]}
-    async with front_of(*workers, model=model) as front:
-        answer = await front.post(f"/v1/{path}", json=given)
-    assert answer.status_code == 200, answer.text
-    assert answer.headers[HEADER] == (
-        "tools[0].web_search, tools[2].code_interpreter, tools[3].image_generation, "
-        "tools[4].computer, tools[5].mcp"
-    )
-    strict = UnknownFields(refuses=True)
-    async with front_of(*workers, model=model, unknown=strict) as front:
-        refused = await front.post(f"/v1/{path}", json=given)
-    assert refused.status_code == 400
-    assert "tools[0].web_search" in refused.json()["error"]["message"]
-
-
-async def test_misspelt_type_of_a_tool_is_guessed():
-    answer = await post("responses", RESPONSE, {"tools": [{"type": "functions", "name": "f"}]})
-    assert answer.headers[HEADER] == "tools[0].functions (did you mean function?)"
-
-
-async def test_function_to_be_loaded_later_is_described_and_named(model):
-    workers = writing("Hello.", model=model)
-    deferred = {"type": "function", "name": "time", "defer_loading": True}
-    async with front_of(*workers, model=model) as front:
-        answer = await front.post("/v1/responses", json={**RESPONSE, "tools": [deferred]})
-    assert answer.status_code == 200, answer.text
-    assert answer.headers[HEADER] == "tools[0].defer_loading"
-    (asked,) = workers[0].requests
-    assert '"name": "time"' in model.tokenizer.decode(list(asked.token_ids))
 
 
 @pytest.mark.parametrize(("path", "needed"), [("responses", RESPONSE), ("messages", MESSAGE)])

@@ -87,6 +87,6 @@ def _described(tool: Tool) -> dict[str, Any]:
     described: dict[str, Any] = {"name": tool.name}
     if tool.description:
         described["description"] = tool.description
-    if tool.parameters is not None:
+    if tool.parameters:
         described["parameters"] = tool.parameters
     return described
