@@ -83,17 +83,6 @@ def test_metrics_reference_agrees_with_telemetry():
     assert documented == served
 
 
-def test_reported_symptom_names_a_test_that_exists():
-    from docs.symptoms_reference import reported_symptoms
-
-    here = ("tests/docs/test_site.py", "test_reported_symptom_names_a_test_that_exists")
-    assert f"| a#1 | s | b | `{here[1]}` in `{here[0]}` |" in reported_symptoms(
-        [("a#1", "s", "b", *here)]
-    )
-    with pytest.raises(ValueError, match="the symptom of a#1 names tests/docs/test_site"):
-        reported_symptoms([("a#1", "s", "b", here[0], "test_none")])
-
-
 @pytest.mark.slow  # needs the packages of the extra `dev`
 def test_differences_name_stale_missing_and_unknown_files(tmp_path):
     from docs import generate

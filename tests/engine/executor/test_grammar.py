@@ -591,6 +591,16 @@ BAD = [
 ]
 
 
+@pytest.mark.symptom(
+    "sglang#40083",
+    there="keywords of a JSON schema that cannot be followed are ignored",
+    here="Refuses the schema, and names the keywords.",
+)
+@pytest.mark.symptom(
+    "llguidance#265",
+    there="`patternProperties` breaks a schema",
+    here="Refuses patterns that one name may match together, and names them.",
+)
 @pytest.mark.parametrize(("kind", "text", "problem"), BAD, ids=[t[:40] for _, t, _ in BAD])
 def test_compile_rejects_a_bad_grammar_with_its_reason(compiler, kind, text, problem):
     with pytest.raises(InvalidArgumentError) as caught:

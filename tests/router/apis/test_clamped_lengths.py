@@ -24,6 +24,11 @@ ASKED: dict[str, tuple[str, dict[str, Any], str, int]] = {
 }
 
 
+@pytest.mark.symptom(
+    "vllm#42474, hive#1629",
+    there="`max_tokens` above what the prompt leaves is refused",
+    here="Lowers it to what is left, and names that in `x-baton-clamped`.",
+)
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(("path", "body", "field", "num_prompt"), ASKED.values(), ids=ASKED)
 async def test_front_clamps_bound_and_names_it(path, body, field, num_prompt, is_streamed):

@@ -49,6 +49,11 @@ PROMPTS = {
 }
 
 
+@pytest.mark.symptom(
+    "ollama#17774, wally#77",
+    there="a template that takes one leading system message fails at a later one",
+    here="Marks the later one in the text of a user's turn.",
+)
 @pytest.mark.parametrize("template", PROMPTS, ids=["generic", "strict system", "alternating"])
 async def test_one_conversation_makes_one_prompt_by_every_api(model, template):
     card = replace(model, chat_template=template)
@@ -127,6 +132,11 @@ async def test_text_and_result_of_a_turn_stay_in_order(model, template, order):
     assert prompts == [f"<user>b<assistant>[f]{written}<assistant>"] * 3
 
 
+@pytest.mark.symptom(
+    "llama.cpp#25510",
+    there="cut arguments in the history are an error of the server",
+    here="Answers; the model reads the arguments as they were cut.",
+)
 async def test_cut_arguments_of_an_earlier_call_reach_the_model(model):
     card = replace(model, chat_template=GENERIC)
     user = {"role": "user", "content": "b"}
@@ -240,6 +250,21 @@ async def test_front_refuses_to_continue_what_is_no_text_of_the_model(model, bod
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
 
 
+@pytest.mark.symptom(
+    "vllm#35508",
+    there="an assistant's `content: []` fails",
+    here="Takes it as an empty text.",
+)
+@pytest.mark.symptom(
+    "rig#1362",
+    there="`content: []` beside `tool_calls` fails",
+    here="Takes it.",
+)
+@pytest.mark.symptom(
+    "vllm#13978",
+    there="`tool_calls: []` in the history fails",
+    here="Takes it as absent.",
+)
 async def test_history_may_have_empty_lists(model):
     user = {"role": "user", "content": "a"}
     function = {"name": "f", "arguments": "{}"}
@@ -254,6 +279,11 @@ async def test_history_may_have_empty_lists(model):
         assert begin in prompt.replace("\n<|im_end|>", "<|im_end|>")
 
 
+@pytest.mark.symptom(
+    "codex#12669",
+    there="a message of the assistant without `id` and `status` is refused",
+    here="Takes it.",
+)
 async def test_response_takes_answer_without_id_and_status(model):
     user = {"role": "user", "content": "a"}
     text = {"type": "output_text", "text": "b"}

@@ -129,6 +129,11 @@ async def test_ping_is_health(front):
 # Ids of requests.
 
 
+@pytest.mark.symptom(
+    "imp#1561, vllm#9593",
+    there="errors have no id of their request",
+    here="Sends `x-request-id` and `request-id` with every answer.",
+)
 @pytest.mark.parametrize(
     ("method", "path", "asked"),
     [

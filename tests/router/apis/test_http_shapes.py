@@ -18,6 +18,11 @@ def tiny() -> Tokenizer:
     return Tokenizer.from_file(f"{locate('tiny')}/tokenizer.json")
 
 
+@pytest.mark.symptom(
+    "ollama#13497, vllm#28874",
+    there="`bytes` of log-probabilities are wrong for parts of a character",
+    here="Sends the bytes of each token; together they are the text.",
+)
 @pytest.mark.parametrize("text", TEXTS)
 def test_token_bytes_join_to_text(tiny, text):
     tokens = TokenBytes(tiny)
@@ -25,6 +30,11 @@ def test_token_bytes_join_to_text(tiny, text):
     assert b"".join(tokens[i] for i in ids).decode() == tiny.decode(ids)
 
 
+@pytest.mark.symptom(
+    "vllm#16838",
+    there="tokens of log-probabilities have the tokenizer's signs, such as `Ġ`",
+    here="Sends their text.",
+)
 def test_token_bytes_cover_every_token(tiny):
     tokens = TokenBytes(tiny)
     for token_id in range(tiny.get_vocab_size()):

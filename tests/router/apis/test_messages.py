@@ -129,6 +129,11 @@ async def test_raw_message_events_are_of_anthropics_types(model):
             opened = None
 
 
+@pytest.mark.symptom(
+    "llama.cpp#18551",
+    there="streamed thoughts have no `signature_delta`",
+    here="Sends it right before the block ends.",
+)
 async def test_thought_is_signed_right_before_its_end(model):
     whole = await ask(model, f"{THOUGHT}I look.")
     async with front_of(*writing(f"{THOUGHT}I look.", model=model), model=model) as front:
@@ -167,6 +172,11 @@ async def test_stop_sequence_is_reported(model):
     assert blocks_of(message) == [{"type": "text", "text": "One. "}]
 
 
+@pytest.mark.symptom(
+    "vllm#55324",
+    there="`message_delta` lacks `stop_sequence`",
+    here="Sends it, as null where none ended the answer.",
+)
 async def test_streamed_message_has_a_stop_sequence_or_null(model):
     for given, expected in ({}, None), ({"stop_sequences": ["Two"]}, "Two"):
         async with front_of(*writing("One. Two.", model=model), model=model) as front:
@@ -176,6 +186,11 @@ async def test_streamed_message_has_a_stop_sequence_or_null(model):
         assert event["delta"]["stop_sequence"] == expected
 
 
+@pytest.mark.symptom(
+    "llm-scaler#341",
+    there="`thinking` blocks in the history are refused",
+    here="Gives them to the template as reasoning.",
+)
 async def test_conversation_of_blocks_becomes_messages_of_the_template(model):
     answer = await ask(model, f"{THOUGHT}I look.{OSLO}{NOW}", tools=[WEATHER, TIME])
     *_, weather, time = answer.content
@@ -215,6 +230,11 @@ async def test_conversation_of_blocks_becomes_messages_of_the_template(model):
     assert last.startswith("## assistant")
 
 
+@pytest.mark.symptom(
+    "vllm#44000",
+    there="a message of the role `system` within `messages` of `/v1/messages` is refused",
+    here="Takes it anywhere, as text or as blocks, and counts its tokens.",
+)
 @pytest.mark.parametrize("content", ["Be brief.", [{"type": "text", "text": "Be brief."}]])
 async def test_messages_take_system_turns_anywhere(model, content):
     answer: Any = {"role": "assistant", "content": "Rain."}
@@ -365,6 +385,11 @@ async def test_message_accepts_hints_without_effect(model):
     assert message.usage.output_tokens == len(ids_of("Hello.", model))
 
 
+@pytest.mark.symptom(
+    "vllm#47746",
+    there="blocks lack required fields",
+    here="Answers 400 with the path of the field.",
+)
 @pytest.mark.parametrize(
     ("body", "field"),
     [

@@ -97,6 +97,11 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.symptom(
+    "litellm#29431",
+    there="`stream_options` comes without a stream",
+    here="Refuses it by name, as OpenAI does.",
+)
 @pytest.mark.parametrize(("fields", "param"), BAD_CHATS.values(), ids=BAD_CHATS)
 async def test_front_refuses_bad_chat_by_name_of_field(front, fields, param):
     asked = {"model": "tiny", "messages": MESSAGES, **fields}
@@ -227,6 +232,11 @@ async def test_front_names_every_bias_of_no_token(front):
     assert message == "logit_bias: has keys that are no token ids: 'x', 'y'"
 
 
+@pytest.mark.symptom(
+    "opencode#17762, opencode#17748",
+    there="clients do not know the code of a prompt that is too long",
+    here="Answers 400 with `context_length_exceeded` and the true number of tokens.",
+)
 @pytest.mark.parametrize("fields", [{}, {"max_tokens": 5}], ids=["unset", "5"])
 @pytest.mark.parametrize(("path", "asked", "num_tokens"), TOO_LONG.values(), ids=TOO_LONG)
 async def test_front_blames_prompt_that_is_too_long_alone(front, path, asked, num_tokens, fields):
@@ -248,6 +258,11 @@ async def test_front_blames_prompt_of_responses_that_is_too_long(front):
     assert f"has {NUM_CHAT} tokens; this model's maximum context length is 2048" in error["message"]
 
 
+@pytest.mark.symptom(
+    "pi#5930",
+    there="the text of that error matches no pattern of a client",
+    here="Says it in OpenAI's words, and in Anthropic's on `/v1/messages`.",
+)
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_front_blames_long_prompt_of_messages_as_anthropic(front, is_streamed):
     body = {**CHAT, "max_tokens": 32_000, "stream": is_streamed}

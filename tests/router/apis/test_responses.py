@@ -85,6 +85,11 @@ async def test_response_has_reasoning_text_and_calls_as_items(model):
     assert all(item.status == "completed" for item in answer.output)
 
 
+@pytest.mark.symptom(
+    "llama.cpp#20607, lemonade#3607",
+    there="events of a response have wrong indices and ids of items",
+    here="Names in each delta the item that was opened last.",
+)
 @pytest.mark.parametrize("size", [1, 3, 1000])
 async def test_response_stream_adds_up_to_the_whole(model, size):
     text = f"{THOUGHT}I look.\n{OSLO}\n{NOW}"
@@ -271,6 +276,11 @@ async def test_cut_call_is_incomplete_and_not_sent_to_the_model(model):
     assert "calls weather" not in prompt
 
 
+@pytest.mark.symptom(
+    "llama.cpp#23465",
+    there="the output of a call as a list of parts is refused",
+    here="Takes it.",
+)
 async def test_conversation_of_items_becomes_messages_of_the_template(model):
     answer = await ask(model, f"{THOUGHT}I look.{OSLO}{NOW}")
     _, _, weather, time = answer.output
@@ -565,6 +575,11 @@ async def test_front_without_store_says_so(model):
     assert (error.code, error.param) == ("previous_response_not_found", "previous_response_id")
 
 
+@pytest.mark.symptom(
+    "bifrost#2441",
+    there="an unknown `previous_response_id` has a code that clients do not know",
+    here="Answers 400 with `previous_response_not_found`.",
+)
 @pytest.mark.parametrize("response_id", [f"resp_{'0' * 48}", "resp_1", "", "deleted"])
 async def test_unknown_previous_response_has_its_own_code(model, redis, response_id):
     workers = writing("Hello.", model=model)

@@ -63,6 +63,11 @@ def keep_alive_of(path: str) -> bytes:
     return PING if path == "/v1/messages" else COMMENT
 
 
+@pytest.mark.symptom(
+    "copilot-cli#4286",
+    there="a client gives up on a stream that is silent for long",
+    here="Sends a comment, or a ping on `/v1/messages`, while nothing else is sent.",
+)
 @pytest.mark.parametrize("path", BODIES)
 async def test_stream_is_kept_alive_while_it_is_silent(path):
     """The workers go on only once the client has a sign of life, in prefill and in decode."""
@@ -360,6 +365,11 @@ async def test_keep_alive_before_the_message_is_left_out_by_clients(model):
     assert message.content[0].text == "It rains."
 
 
+@pytest.mark.symptom(
+    "dynamo#14850",
+    there="cached tokens are 0 in every chunk but the last",
+    here="Tells them from the first usage on.",
+)
 @pytest.mark.parametrize(
     ("path", "more"),
     [

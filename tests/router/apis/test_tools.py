@@ -59,6 +59,11 @@ async def ask(
     return answer, model.tokenizer.decode(ids[0], skip_special_tokens=False) if ids else ""
 
 
+@pytest.mark.symptom(
+    "llama.cpp#20156, command-code#885",
+    there="tools that are no functions fail the request",
+    here="Leaves them out, and names them in `x-baton-ignored`.",
+)
 @pytest.mark.parametrize("path", NEEDED)
 async def test_tools_that_are_no_functions_are_left_out_and_named(model, path):
     others = [*OTHER_TOOLS, *TOOLS_OF_OTHERS[path]]

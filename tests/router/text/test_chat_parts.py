@@ -97,6 +97,11 @@ async def test_stream_of_calls_alone_never_has_content(model, choice):
         assert {*contents} == {None}
 
 
+@pytest.mark.symptom(
+    "vllm#31501",
+    there="several tokens in one message lose arguments of a call",
+    here="Streams the same parts, however many tokens arrive together.",
+)
 @pytest.mark.parametrize("size", [1, 3, 500])
 @pytest.mark.parametrize(
     "text",
@@ -136,6 +141,11 @@ async def test_chat_splits_reasoning_from_content(model):
     assert answer.usage.completion_tokens_details.reasoning_tokens == num_tokens
 
 
+@pytest.mark.symptom(
+    "vllm#20663, sglang#15169",
+    there="reasoning is lost where a call is forced",
+    here="Returns it before the call.",
+)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
@@ -159,6 +169,11 @@ async def ask_tiny(text: str) -> Any:
         )
 
 
+@pytest.mark.symptom(
+    "vllm#53269",
+    there="an answer that is cut ends with `tool_calls`",
+    here="Ends it with `length`.",
+)
 async def test_cut_off_answer_ends_by_length_with_its_rest(model):
     text = f"{OSLO}\nIt <tool_c"
     for stream in (False, True):
@@ -169,6 +184,11 @@ async def test_cut_off_answer_ends_by_length_with_its_rest(model):
         assert len(message["calls"]) == 1
 
 
+@pytest.mark.symptom(
+    "vllm#47903",
+    there="a call that is cut by `max_tokens` shows its marks as text",
+    here="Returns the call in part, or not at all; marks are never text.",
+)
 @pytest.mark.parametrize(
     ("text", "calls", "reason"),
     [

@@ -201,6 +201,16 @@ def rendered(source: str, turns: list[Turn]) -> str:
     return template.render(template_turns(made)).removesuffix("<assistant>")
 
 
+@pytest.mark.symptom(
+    "ogx#6069",
+    there="a template refuses the role `developer`",
+    here="Gives it to the template as `system`, unless the template names it.",
+)
+@pytest.mark.symptom(
+    "anon-kode#60",
+    there="a template fails where turns of users and assistants do not alternate",
+    here="Joins adjacent turns of one role on `/v1/messages`, elsewhere for such templates.",
+)
 @pytest.mark.parametrize(("source", "turns", "text"), RENDERED.values(), ids=RENDERED)
 def test_normalised_turns_are_those_that_template_takes(source, turns, text):
     assert rendered(source, turns) == text
@@ -257,6 +267,11 @@ def test_normalised_refuses_role_that_template_drops(source, role):
     assert normalised(Conversation(turns), ChatTemplate(GENERIC)).turns == turns
 
 
+@pytest.mark.symptom(
+    "vllm#47761, vllm#43995",
+    there="malformed arguments of an earlier call fail every later turn",
+    here="Gives templates an object always, with the text as it is under `arguments`.",
+)
 @pytest.mark.parametrize(
     ("written", "arguments"),
     [

@@ -353,6 +353,11 @@ def test_inner_schema_binds_text_of_a_model_without_formats(special):
     assert not special.allows(text, "x")
 
 
+@pytest.mark.symptom(
+    "club-3090#45",
+    there="`propertyNames` in the schemas of Claude Code is refused",
+    here="Leaves it out of the grammar of a tool that is not strict.",
+)
 @every_format
 def test_grammar_takes_schemas_with_keywords_it_cannot_follow(special, name):
     parameters = {
@@ -403,6 +408,11 @@ def tool_with(parameter: object, *, strict: bool = False) -> Tool:
     return Tool("odd", parameters, strict=strict)
 
 
+@pytest.mark.symptom(
+    "opencode#15540",
+    there="`required: null` in a tool's schema is refused",
+    here="Takes it as absent, also where calls are forced.",
+)
 @every_format
 def test_unfollowed_schema_leaves_the_others_their_grammar(special, name):
     tools = [*TOOLS, Tool("empty", NULLS), *(tool_with(p) for p, _ in UNFOLLOWED.values())]

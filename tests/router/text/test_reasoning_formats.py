@@ -152,6 +152,11 @@ def test_parser_returns_calls_after_reasoning(way):
 IN_THOUGHTS = [key for key in WRITTEN if "harmony" not in key]
 
 
+@pytest.mark.symptom(
+    "halogen-flash-server#84, software-agent-sdk#2512",
+    there="a call within a thought that does not end is lost",
+    here="Returns the calls that such a thought ends with.",
+)
 @pytest.mark.parametrize("way", IN_THOUGHTS)
 @pytest.mark.parametrize("splits", [True, False], ids=["split", "text"])
 def test_parser_returns_calls_that_an_open_thought_ends_with(way, splits):

@@ -152,6 +152,11 @@ def is_text_without_marks(shown: str, way: Written) -> bool:
     )
 
 
+@pytest.mark.symptom(
+    "vllm#50604, vllm#30439",
+    there="the arguments of a call stream in one burst at its end",
+    here="Streams them as the model writes them, in every format.",
+)
 @every_way
 @every_choice
 def test_parser_streams_arguments_as_they_are_written(way, options):
@@ -362,6 +367,16 @@ DEFINITIONS = {
 }
 
 
+@pytest.mark.symptom(
+    "vllm#36032, sglang#30832",
+    there="an object of an `anyOf` parameter becomes a string",
+    here="Gives each parameter a type that its schema admits: an object here.",
+)
+@pytest.mark.symptom(
+    "mlx-lm#1910",
+    there="a string of digits becomes a number",
+    here="Keeps the text where the schema admits a string and no number.",
+)
 @pytest.mark.parametrize(
     ("schema", "text", "value"),
     [

@@ -196,6 +196,11 @@ TRANSPARENT = {
 }
 
 
+@pytest.mark.symptom(
+    "hermes-agent#64548, vllm#44974",
+    there="transparent pixels are shown to the model",
+    here="Lays the image on white.",
+)
 @pytest.mark.parametrize("name", TRANSPARENT)
 async def test_pool_puts_transparent_image_on_white(pool, name):
     make_file, on_white = TRANSPARENT[name]

@@ -218,6 +218,11 @@ async def test_refused_images_are_named(intake):
     assert beside.field == "images"
 
 
+@pytest.mark.symptom(
+    "llama.cpp#20870, ollama#18432",
+    there="the orientation of EXIF is ignored",
+    here="Turns the image as it says.",
+)
 async def test_image_is_turned_as_its_exif_says(intake):
     upright = Image.fromarray(np.arange(24 * 30 * 3, dtype=np.uint8).reshape(24, 30, 3))
     exif = Image.Exif()
@@ -230,6 +235,11 @@ async def test_image_is_turned_as_its_exif_says(intake):
     assert found[0] == found[1]
 
 
+@pytest.mark.symptom(
+    "OmniBot#360, ds4#950",
+    there="base64 of an image with line breaks is refused",
+    here="Takes it, also without padding.",
+)
 @pytest.mark.parametrize("written", [str, without_padding, wrapped])
 async def test_data_url_equals_the_file(intake, written):
     file = encoded(image(1))
