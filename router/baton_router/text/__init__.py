@@ -1,8 +1,8 @@
 """Text of a request: from a conversation to tokens, and from tokens to text and tool calls.
 
-`intake.py` validates every field and tokenizes (`chat.py`, `chat_template.py`, `control_tokens.py`,
-`token_cache.py`, `model_card.py`); `conversation/` normalises the conversations of all APIs before
-a chat template renders them, `prompt_images.py` puts images in place, `pooled_intake.py` makes one
+`intake.py` validates every field and tokenizes (`chat.py`, `control_tokens.py`, `token_cache.py`,
+`model_card.py`); `conversation/` normalises the conversations of all APIs before a chat template
+(`template/`) renders them, `prompt_images.py` puts images in place, `pooled_intake.py` makes one
 request of each input of `Inference.Embed` and `Inference.Score`. The text of users never becomes a
 special token.
 Bodies and messages above 64 KiB share a budget of bytes and are parsed in threads

@@ -25,8 +25,8 @@ from baton.models.tokenizer_files import (
 )
 from baton.sampling import NO_DEFAULTS, SamplingDefaults
 from baton_router.call.output_format import OutputFormat
-from baton_router.text.chat_template import ChatTemplate
 from baton_router.text.output_parsing.formats import catalog as formats
+from baton_router.text.template.chat_template import ChatTemplate
 
 # Content that a template of a vision model tells from a list of parts.
 _TAKES_TEXT = re.compile(r"\bis\s+(not\s+)?string\b")

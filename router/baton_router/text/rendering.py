@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from baton_router.call.generate_call import Conversation
 from baton_router.text.chat import ChatTokenizer, RenderedChat
-from baton_router.text.chat_template import ChatTemplate
 from baton_router.text.conversation.template_messages import (
     template_tools,
     template_turns,
     with_frames,
 )
+from baton_router.text.template.chat_template import ChatTemplate
 
 
 def rendered(

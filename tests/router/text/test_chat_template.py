@@ -2,7 +2,8 @@
 
 import pytest
 
-from baton_router.text.chat_template import ChatTemplate, TemplateAbilities
+from baton_router.text.template.chat_template import ChatTemplate
+from baton_router.text.template.template_probe import TemplateAbilities
 from tests.support.router.templates import (
     ALTERNATING,
     DROPPING,

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from baton.errors import InvalidArgumentError
 from baton_router.call.generate_call import Conversation, GivenImage, ToolCall, Turn
-from baton_router.text.chat_template import ChatTemplate
 from baton_router.text.conversation.normalising import normalised
 from baton_router.text.conversation.template_messages import template_turns
+from baton_router.text.template.chat_template import ChatTemplate
 from tests.support.router.templates import (
     ALTERNATING,
     DROPPING,

@@ -8,10 +8,11 @@ from baton.errors import InvalidArgumentError
 from baton_router.call.arguments import arguments_object
 from baton_router.call.generate_call import Conversation, ToolCall, Turn
 from baton_router.call.output_format import Tool
-from baton_router.text.chat_template import ChatTemplate, TemplateAbilities
 from baton_router.text.conversation.calls import with_taken_calls
 from baton_router.text.conversation.normalising import normalised
 from baton_router.text.conversation.template_messages import template_tools, template_turns
+from baton_router.text.template.chat_template import ChatTemplate
+from baton_router.text.template.template_probe import TemplateAbilities
 from tests.support.templates import FAMILIES, template_of_family
 
 WITHOUT_TOOLS = ("gemma3",)

@@ -6,11 +6,17 @@ from typing import Any
 import pytest
 
 from baton.errors import InvalidArgumentError
-from baton_router.text.chat_template import ChatTemplate, TemplateAbilities
+from baton_router.text.template.chat_template import ChatTemplate
+from baton_router.text.template.template_probe import TemplateAbilities
 from tests.support.templates import FAMILIES, template_of_family
 
 ABILITIES = {
-    "deepseek_v3": TemplateAbilities(takes_later_system=False, needs_text_arguments=True),
+    "deepseek_v3": TemplateAbilities(
+        takes_later_system=False,
+        needs_text_apart=True,
+        needs_text_arguments=True,
+        needs_null_content=True,
+    ),
     "gemma3": TemplateAbilities(
         takes_repeated_system=False,
         takes_later_system=False,
@@ -68,7 +74,7 @@ def result(text: str = "found1", call_id: str = "call00001") -> Any:
 REFUSED: dict[str, tuple[str, list[Any], list[Any], str]] = {
     "deepseek_v3: arguments that are no text": (
         "deepseek_v3",
-        [ASK, calling(call())],
+        [ASK, calling(call(), content=None)],
         [],
         "concatenate",
     ),
@@ -152,6 +158,12 @@ DROPPED: dict[str, tuple[str, list[Any], str]] = {
         [ASK, {"role": "assistant", "content": "<think>think1</think>say1"}],
         "think1",
     ),
+    "deepseek_v3: calls beside a text": (
+        "deepseek_v3",
+        [ASK, calling(call(), content="x")],
+        "read",
+    ),
+    "deepseek_v3: calls beside an empty text": ("deepseek_v3", [ASK, calling(call())], "read"),
     "deepseek_v3: an unknown role": ("deepseek_v3", [ASK, ROBOT], "beep"),
     "glm4: an unknown role": ("glm4", [ASK, ROBOT], "beep"),
     "glm4: a thought before the last question": ("glm4", [ASK, THOUGHT, AGAIN], "think1"),

@@ -5,5 +5,5 @@ makes the turns that the model's template takes, and the variables (`docs/guides
 has its rules in a table). `instructions.py` places what is said to the model as its system,
 `items.py` makes turns of the items of the Responses API, `merging.py` makes one turn of several,
 and `template_messages.py` puts turns and tools in the terms of templates. What a template takes is
-known by `baton_router/text/chat_template.py`, which renders short conversations with it.
+known by `baton_router/text/template/template_probe.py`, which renders short conversations with it.
 """

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain, repeat
 
 from baton_router.call.generate_call import Turn
-from baton_router.text.chat_template import TemplateAbilities
+from baton_router.text.template.template_probe import TemplateAbilities
 
 # The form of ids that templates demand that do not take any.
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import chain, groupby, takewhile
 
 from baton_router.call.generate_call import GivenImage, Turn
-from baton_router.text.chat_template import TemplateAbilities
+from baton_router.text.template.template_probe import TemplateAbilities
 
 _ROLES = ("system", "developer")
 # Marks around instructions within a turn of the user.

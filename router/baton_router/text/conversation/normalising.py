@@ -7,11 +7,12 @@ from typing import Any
 
 from baton.errors import InvalidArgumentError
 from baton_router.call.generate_call import Conversation, Turn
-from baton_router.text.chat_template import ChatTemplate, TemplateAbilities
 from baton_router.text.conversation.calls import with_taken_calls, with_texts_in_results
 from baton_router.text.conversation.instructions import in_place, with_known_roles, with_one_leading
 from baton_router.text.conversation.items import turns_of_items
 from baton_router.text.conversation.merging import merged
+from baton_router.text.template.chat_template import ChatTemplate
+from baton_router.text.template.template_probe import TemplateAbilities
 
 # Names of the renderer's own arguments.
 _RESERVED = {

@@ -1,13 +1,14 @@
 """Messages and tools in the terms of chat templates."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 from baton_router.call.arguments import arguments_object, arguments_text
 from baton_router.call.generate_call import Conversation, Turn
 from baton_router.call.output_format import Tool
-from baton_router.text.chat_template import ChatTemplate
+from baton_router.text.template.chat_template import ChatTemplate
+from baton_router.text.template.template_probe import TemplateAbilities
 
 TemplateTurn = dict[str, Any]
 
@@ -18,10 +19,8 @@ def template_turns(
     """Returns the messages: content as text, or with images or for a template that needs them as
     parts, and arguments of calls as objects, or as JSON for a template that needs text."""
     needs_parts = template is not None and template.needs_parts
-    write_arguments: Callable[[str], object] = arguments_object
-    if template is not None and template.abilities.needs_text_arguments:
-        write_arguments = arguments_text
-    return [_turn(turn, needs_parts, write_arguments) for turn in conversation.turns]
+    abilities = TemplateAbilities() if template is None else template.abilities
+    return [_turn(turn, needs_parts, abilities) for turn in conversation.turns]
 
 
 def template_tools(conversation: Conversation) -> list[dict[str, Any]]:
@@ -48,7 +47,7 @@ def with_frames(turns: Sequence[TemplateTurn], num_frames: Iterable[int]) -> lis
     ]
 
 
-def _turn(turn: Turn, needs_parts: bool, write_arguments: Callable[[str], object]) -> TemplateTurn:
+def _turn(turn: Turn, needs_parts: bool, abilities: TemplateAbilities) -> TemplateTurn:
     content = _content(turn, needs_parts)
     made: TemplateTurn = {"role": turn.role, "content": content}
     if turn.name:
@@ -62,11 +61,14 @@ def _turn(turn: Turn, needs_parts: bool, write_arguments: Callable[[str], object
         if not content:
             made["thinking"] = turn.reasoning
     if turn.tool_calls:
+        if abilities.needs_null_content and not any(turn.parts):
+            made["content"] = None
+        write = arguments_text if abilities.needs_text_arguments else arguments_object
         made["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": write_arguments(call.arguments)},
+                "function": {"name": call.name, "arguments": write(call.arguments)},
             }
             for call in turn.tool_calls
         ]
