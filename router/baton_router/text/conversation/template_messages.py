@@ -17,7 +17,8 @@ def template_turns(
     conversation: Conversation, template: ChatTemplate | None = None
 ) -> list[TemplateTurn]:
     """Returns the messages: content as text, or with images or for a template that needs them as
-    parts, and arguments of calls as objects, or as JSON for a template that needs text."""
+    parts, null beside calls for one that needs that, and arguments of calls as objects, or as JSON
+    for a template that needs text."""
     needs_parts = template is not None and template.needs_parts
     abilities = TemplateAbilities() if template is None else template.abilities
     return [_turn(turn, needs_parts, abilities) for turn in conversation.turns]
