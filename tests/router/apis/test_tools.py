@@ -14,13 +14,15 @@ from tests.support.router.written import writing
 
 USER: Any = {"messages": [{"role": "user", "content": "x"}]}
 NEEDED: dict[str, Any] = {
-    "chat/completions": {**USER, "max_tokens": 20},
-    "responses": {"input": "x", "max_output_tokens": 20},
-    "responses/input_tokens": {"input": "x"},
-    "messages": {**USER, "max_tokens": 20},
-    "messages/count_tokens": USER,
+    "v1/chat/completions": {**USER, "max_tokens": 20},
+    "tokenize": USER,
+    "v1/responses": {"input": "x", "max_output_tokens": 20},
+    "v1/responses/input_tokens": {"input": "x"},
+    "v1/messages": {**USER, "max_tokens": 20},
+    "v1/messages/count_tokens": USER,
 }
 SCHEMA = {"type": "object"}
+CHAT_CUSTOM = {"type": "custom", "custom": {"name": "patch"}}
 CUSTOM = {"type": "custom", "name": "patch", "format": {"type": "text"}}
 NAMESPACE = {"type": "namespace", "name": "clock", "tools": [{"type": "function", "name": "f"}]}
 OTHER_TOOLS: list[Any] = [
@@ -29,19 +31,20 @@ OTHER_TOOLS: list[Any] = [
 ]
 # Of types that another API serves.
 TOOLS_OF_OTHERS: dict[str, list[Any]] = {
-    "chat/completions": [{"type": "custom", "custom": {"name": "patch"}}, NAMESPACE],
-    "responses": [CUSTOM],
-    "responses/input_tokens": [CUSTOM],
-    "messages": [NAMESPACE],
-    "messages/count_tokens": [NAMESPACE],
+    "v1/chat/completions": [CHAT_CUSTOM, NAMESPACE],
+    "tokenize": [CHAT_CUSTOM, NAMESPACE],
+    "v1/responses": [CUSTOM],
+    "v1/responses/input_tokens": [CUSTOM],
+    "v1/messages": [NAMESPACE],
+    "v1/messages/count_tokens": [NAMESPACE],
 }
 
 
 def tool_of(path: str, function: dict[str, Any]) -> Any:
     """A function as a tool of an API."""
-    if path == "chat/completions":
+    if path in ("v1/chat/completions", "tokenize"):
         return {"type": "function", "function": function}
-    if path.startswith("responses"):
+    if path.startswith("v1/responses"):
         return {"type": "function", **function}
     parameters = function.get("parameters", SCHEMA)
     rest = {name: value for name, value in function.items() if name != "parameters"}
@@ -54,7 +57,7 @@ async def ask(
     """The answer to a request with these tools, and its prompt if it has one."""
     computing, decoding = writing("Hello.", model=model)
     async with front_of(computing, decoding, model=model, unknown=unknown) as front:
-        answer = await front.post(f"/v1/{path}", json={**NEEDED[path], "tools": tools})
+        answer = await front.post(f"/{path}", json={**NEEDED[path], "tools": tools})
     ids = [list(asked.token_ids) for asked in computing.requests]
     return answer, model.tokenizer.decode(ids[0], skip_special_tokens=False) if ids else ""
 
@@ -81,20 +84,20 @@ async def test_tools_that_are_no_functions_are_left_out_and_named(model, path):
 
 async def test_other_tools_of_a_namespace_are_left_out_and_named(model):
     tools = [*NAMESPACE["tools"], CUSTOM, {"type": "web_search"}]
-    answer, prompt = await ask(model, "responses", [{**NAMESPACE, "tools": tools}])
+    answer, prompt = await ask(model, "v1/responses", [{**NAMESPACE, "tools": tools}])
     assert answer.headers[HEADER] == "tools[0].tools[1].custom, tools[0].tools[2].web_search"
-    _, alone = await ask(model, "responses", [NAMESPACE])
+    _, alone = await ask(model, "v1/responses", [NAMESPACE])
     assert prompt == alone
 
 
 async def test_misspelt_type_of_a_tool_is_guessed(model):
-    answer, _ = await ask(model, "responses", [{"type": "functions", "name": "f"}])
+    answer, _ = await ask(model, "v1/responses", [{"type": "functions", "name": "f"}])
     assert answer.headers[HEADER] == "tools[0].functions (did you mean function?)"
 
 
 async def test_function_to_be_loaded_later_is_described_and_named(model):
     deferred = {"type": "function", "name": "time", "defer_loading": True}
-    answer, prompt = await ask(model, "responses", [deferred])
+    answer, prompt = await ask(model, "v1/responses", [deferred])
     assert answer.status_code == 200, answer.text
     assert answer.headers[HEADER] == "tools[0].defer_loading"
     assert '"name": "time"' in prompt
@@ -112,15 +115,15 @@ NEUTRAL: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+@pytest.mark.parametrize("path", ["v1/chat/completions", "v1/responses", "v1/messages"])
 async def test_neutral_fields_of_a_function_are_not_in_the_prompt(model, path):
     """Nor is `strict`, whatever it is: the grammar follows it."""
     _, bare = await ask(model, path, [tool_of(path, {"name": "time"})])
     (described,) = (line for line in bare.splitlines() if '"time"' in line)
-    schema = ', "parameters": {"type": "object"}' if path == "messages" else ""
+    schema = ', "parameters": {"type": "object"}' if path == "v1/messages" else ""
     assert described.endswith(f'{{"type": "function", "function": {{"name": "time"{schema}}}}}')
     for name, values in {**NEUTRAL, "strict": [None, False, True]}.items():
-        if path == "messages" and name == "parameters":
+        if path == "v1/messages" and name == "parameters":
             continue  # it has to have a schema
         for value in values:
             answer, prompt = await ask(model, path, [tool_of(path, {"name": "time", name: value})])
