@@ -109,7 +109,7 @@ def outcome_of(body: Any, schema: Any) -> Any:
     there="fields that are null are refused",
     here="Takes null as absent, at every depth.",
 )
-@pytest.mark.parametrize("schema", [*SCHEMAS, ITEMS], ids=str)
+@pytest.mark.parametrize("schema", [*SCHEMAS, ITEMS], ids=lambda kind: kind.__name__)
 def test_null_equals_absent_in_every_object_of_a_body(schema):
     for path, kind, wrap in objects_in(inspect.type_info(schema), lambda value: value, "body"):
         bare = value_of(kind)
