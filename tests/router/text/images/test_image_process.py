@@ -15,6 +15,7 @@ import pytest_asyncio
 from PIL import Image, ImageDraw
 
 from baton.errors import OverloadedError, UnsupportedModelError
+from baton_router.text.images.decoder import Decoder
 from baton_router.text.images.image_limits import ImageLimits
 from baton_router.text.images.image_pool import ImagePool, RefusedImageError
 from baton_router.text.images.image_source import sampled
@@ -31,6 +32,7 @@ from tests.support.router.hostile_images import (
     text_bomb,
 )
 from tests.support.router.images import animated, encoded
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 NUM_FUZZED = 300
@@ -66,9 +68,13 @@ async def pool(checkpoint) -> AsyncIterator[ImagePool]:
         yield made
 
 
-def pid_of(pool: ImagePool) -> int:
+def idle_of(pool: ImagePool) -> Decoder:
     (process,) = pool._idle
-    return process.pid
+    return process
+
+
+def pid_of(pool: ImagePool) -> int:
+    return idle_of(pool).pid
 
 
 async def refusal(pool: ImagePool, file: bytes, max_frames: int = 1) -> str:
@@ -382,14 +388,14 @@ async def test_killed_process_costs_one_image(pool):
     os.kill(pid, signal.SIGSTOP)
     hit = asyncio.create_task(pool.process(GOOD))
     waiting = asyncio.create_task(pool.process(GOOD))
-    await asyncio.sleep(0.1)
-    assert (pool.num_busy, pool.num_waiting, pool.num_idle) == (1, 1, 0)
+    await until(lambda: (pool.num_busy, pool.num_waiting, pool.num_idle) == (1, 1, 0))
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(RefusedImageError, match="crashed its decoder"):
         await hit
     assert await waiting
-    os.kill(pid_of(pool), signal.SIGKILL)  # without an image
-    await asyncio.sleep(0.1)
+    idle = idle_of(pool)
+    os.kill(idle.pid, signal.SIGKILL)  # without an image
+    await until(lambda: not idle.is_running)
     assert await pool.process(GOOD)
     assert (pool.num_busy, pool.num_waiting, pool.num_idle) == (0, 0, 1)
     assert pool.num_restarts - num_restarts == 2
