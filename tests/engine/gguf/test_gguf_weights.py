@@ -6,34 +6,31 @@ from pathlib import Path
 import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from baton.engine.executor.models import loader
 from baton.models import checkpoint_folder
 from baton.models.gguf.tensor_types import TENSOR_TYPES
-from baton.sampling import SamplingParams
 from tests.support.daily_cases import daily_cases
 from tests.support.engine.checkpoints import small_config
 from tests.support.engine.engines import config_of, load, mostly_slow, tokens
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.prompts import NUM_TOKENS, random_prompt
+from tests.support.engine.quantized.answers import GREEDY, assert_answers
 from tests.support.gguf.models import (
     GGUF_FAMILIES,
     blocks_config,
     random_model,
+    read_gguf,
     save_family,
 )
 from tests.support.gguf.vocabularies import sentence_piece
 from tests.support.gguf.writing import TYPES, write_gguf
 
-GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=True)
 
-
-def by_transformers(file: Path) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="eager"
-    )
-    return model
+@pytest.fixture
+def of_gguf() -> Oracle:
+    return Oracle(read_gguf)
 
 
 def by_baton(file: Path, dtype: str = "float32") -> PreTrainedModel:
@@ -49,19 +46,12 @@ def assert_equal_weights(model: PreTrainedModel, other: PreTrainedModel) -> None
         assert torch.equal(weight, weights[name]), name
 
 
-def test_gguf_in_every_type_answers_as_transformers(tmp_path: Path) -> None:
-    """Log-probabilities differ by the order of additions alone."""
+def test_gguf_in_every_type_answers_as_transformers(tmp_path: Path, of_gguf: Oracle) -> None:
     file, names = tmp_path / "mixed.gguf", cycle(TYPES)
     write_gguf(file, random_model(blocks_config()), sentence_piece(), lambda _name: next(names))
-    oracle = by_transformers(file)
-    assert_equal_weights(by_baton(file), oracle)
-    prompt = random_prompt(40, vocab_size=oracle.config.vocab_size)
-    (answer,) = load(str(file)).generate([prompt], GREEDY)
-    every = torch.tensor([(*prompt, *answer.token_ids)])
-    with torch.inference_mode():
-        rows = oracle(every).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-    assert tuple(rows.argmax(-1).tolist()) == answer.token_ids
-    assert answer.logprobs == pytest.approx(rows.max(-1).values.tolist(), abs=2e-4)
+    theirs = of_gguf.model(str(file))
+    assert_equal_weights(by_baton(file), theirs)
+    assert_answers(str(file), of_gguf, str(file), theirs.config.vocab_size)
 
 
 def test_tensor_types_are_those_of_the_package() -> None:
@@ -95,7 +85,7 @@ def test_gguf_of_experts_has_weights_of_transformers(tmp_path: Path) -> None:
         vocab_size=len(sentence_piece().tokens),
     )  # fmt: skip
     write_gguf(file, random_model(config), sentence_piece(), lambda _name: "Q8_0")
-    assert_equal_weights(by_baton(file), by_transformers(file))
+    assert_equal_weights(by_baton(file), read_gguf(str(file)))
 
 
 @pytest.mark.parametrize("dtype", mostly_slow(["bfloat16", "float16"], "bfloat16"))

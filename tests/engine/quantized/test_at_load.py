@@ -10,10 +10,11 @@ from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
 from baton_kernels.cpu.quantized_weight import quantize
 from tests.support.engine.checkpoints import FAMILIES, save_random
-from tests.support.engine.engines import assert_idle, load, tokens
+from tests.support.engine.engines import load
 from tests.support.engine.images import save_vision_language
 from tests.support.engine.oracle import Oracle
-from tests.support.engine.prompts import NUM_TOKENS, awkward_prompts
+from tests.support.engine.prompts import NUM_TOKENS
+from tests.support.engine.quantized.answers import assert_answers
 
 pytestmark = pytest.mark.system  # a C compiler
 
@@ -53,16 +54,9 @@ def save_values(plain: Path, folder: Path, quantization: str) -> str:
 def test_model_quantized_at_load_answers_as_transformers(
     family: str, quantization: str, tmp_path: Path, oracle: Oracle
 ) -> None:
-    """Alone, in a batch, in chunks, and with prefixes cached."""
     save_random(FAMILIES[family](), tmp_path / "plain")
     meant = save_values(tmp_path / "plain", tmp_path / "meant", quantization)
-    path = str(tmp_path / "plain")
-    engine = load(path, quantization=quantization, max_num_batched_tokens=17, max_num_seqs=3)
-    prompts = awkward_prompts()
-    for _ in range(2):
-        results = engine.generate(prompts, GREEDY)
-        assert tokens(results) == [oracle(meant, p, NUM_TOKENS) for p in prompts]
-    assert_idle(engine)
+    assert_answers(str(tmp_path / "plain"), oracle, meant, quantization=quantization)
 
 
 def test_quantization_at_load_tells_workers_apart(tmp_path: Path) -> None:

@@ -12,30 +12,40 @@ from safetensors.torch import load_file, save_file
 
 from baton.errors import UnsupportedModelError
 from baton.sampling import SamplingParams
-from tests.support.engine.engines import assert_idle, load, mostly_slow, tokens
+from tests.support.engine.engines import load, mostly_slow, tokens
 from tests.support.engine.fingerprints import fingerprint_of
 from tests.support.engine.images import IMAGE_TOKEN, greedy, image, words
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.pooled import save_scorer
 from tests.support.engine.prompts import NUM_TOKENS, awkward_prompts, random_prompt
-from tests.support.engine.quantized.formats import FORMATS, Packed
+from tests.support.engine.quantized import bitsandbytes
+from tests.support.engine.quantized.answers import assert_answers
+from tests.support.engine.quantized.by_transformers import load_plain
+from tests.support.engine.quantized.formats import BY_TRANSFORMERS, FORMATS, Packed, by_lanes
 from tests.support.engine.quantized.written import save_quantized
 
 State = dict[str, torch.Tensor]
-ANSWERED = ["gptq in act-order", "awq", "w4a16", "w8a8", "nf4 doubly", "int8", "modelopt nvfp4"]
+READ = [name for name in (*BY_TRANSFORMERS, *bitsandbytes.FORMATS) if name in FORMATS]
+QUICK = ("gptq in act-order", "w4a16", "nf4 doubly")
+OFTEN = ("awq", "w8a8", "int8", "modelopt nvfp4")
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
+@pytest.fixture(scope="module")
+def by_transformers() -> Oracle:
+    return Oracle(load_plain)
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", mostly_slow(["fp8 in blocks", "mxfp8"], "fp8 in blocks"))
-def test_quantized_model_answers_as_transformers(
-    quantized: Packed, oracle: Oracle, name: str
+@pytest.mark.parametrize("name", by_lanes(READ, ["fp8 in blocks"], ["mxfp8", "nf4"]))
+def test_plain_weights_answer_as_transformers_reads_them(
+    quantized: Packed, by_transformers: Oracle, name: str
 ) -> None:
     path, _ = quantized(name, "llama")
-    assert_answers(path, oracle, path)
+    assert_answers(path, by_transformers, path, kernels="torch")
 
 
-@pytest.mark.parametrize("name", mostly_slow(ANSWERED, "gptq in act-order", "w4a16", "nf4 doubly"))
+@pytest.mark.parametrize("name", by_lanes(FORMATS, QUICK, OFTEN))
 def test_quantized_model_answers_as_one_with_its_values(
     quantized: Packed, oracle: Oracle, name: str
 ) -> None:
@@ -47,17 +57,6 @@ def test_quantized_model_answers_as_one_with_its_values(
 def test_experts_in_mxfp4_answer_as_transformers(quantized: Packed, oracle: Oracle) -> None:
     path, _ = quantized("mxfp4", "gpt_oss")
     assert_answers(path, oracle, path)
-
-
-def assert_answers(path: str, oracle: Oracle, read: str) -> None:
-    """Asserts that a checkpoint's answers are those of transformers with another one: alone, in a
-    batch, in chunks, and with prefixes cached."""
-    engine = load(path, max_num_batched_tokens=17, max_num_seqs=3)
-    prompts = awkward_prompts()
-    for _ in range(2):
-        results = engine.generate(prompts, GREEDY)
-        assert tokens(results) == [oracle(read, p, NUM_TOKENS) for p in prompts]
-    assert_idle(engine)
 
 
 def changed(path: str, folder: Path, change: Callable[[State], object]) -> str:

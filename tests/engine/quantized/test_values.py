@@ -9,7 +9,7 @@ import torch
 from bitsandbytes import functional
 from safetensors.torch import load_file, save_file
 from torch.multiprocessing.reductions import StorageWeakRef
-from transformers import AutoModelForCausalLM, CompressedTensorsConfig, MixtralForCausalLM
+from transformers import MixtralForCausalLM
 
 from baton.engine.config import EngineConfig
 from baton.engine.executor.models import loader
@@ -20,6 +20,7 @@ from baton.engine.executor.models.quantized.packing import PackedWeight, StoredT
 from baton.models.quantization import read_quantization, without_quantization
 from tests.support.engine.engines import mostly_slow
 from tests.support.engine.quantized import bitsandbytes
+from tests.support.engine.quantized.by_transformers import load_plain
 from tests.support.engine.quantized.formats import BY_TRANSFORMERS, FORMATS, Packed
 
 State = dict[str, torch.Tensor]
@@ -32,12 +33,7 @@ def loaded(path: str, dtype: Literal["float32", "bfloat16"] = "float32") -> Stat
 
 
 def by_transformers(path: str, dtype: torch.dtype = torch.float32) -> State:
-    described = read_quantization(Path(path))
-    options: dict[str, Any] = {}
-    if described is not None and described.method == "compressed-tensors":
-        options["quantization_config"] = CompressedTensorsConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
-    state: State = model.state_dict()
+    state: State = load_plain(path, dtype).state_dict()
     return state
 
 
@@ -77,10 +73,8 @@ def test_quantized_experts_equal_those_of_transformers(
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", bitsandbytes.FORMATS)
 def test_layers_of_bitsandbytes_equal_those_of_transformers(quantized: Packed, name: str) -> None:
-    """transformers keeps them in its layers, and has them in float32 by `dequantize`."""
     path, _ = quantized(name, "llama_biased")
-    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).dequantize()
-    assert_equal(loaded(path), theirs.state_dict())
+    assert_equal(loaded(path), by_transformers(path))
 
 
 @pytest.mark.filterwarnings("ignore")

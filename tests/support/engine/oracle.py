@@ -1,19 +1,37 @@
-"""Oracle: greedy generation by transformers itself, float32, one prompt at a time."""
+"""Oracle: greedy generation and log-probabilities by transformers itself, float32, one prompt at a
+time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
+# The most that log-probabilities may differ, relative to the spread of the logits.
+_BOUND = 1e-4
+
+
+def _plain(path: str) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model
+
 
 class Oracle:
-    """Remembers what it was asked, since many tests ask the same."""
+    """Remembers what it was asked, since many tests ask the same.
 
-    def __init__(self) -> None:
+    `load`: reads the model in a folder.
+    """
+
+    def __init__(self, load: Callable[[str], PreTrainedModel] = _plain) -> None:
+        self._load = load
         self._models: dict[str, PreTrainedModel] = {}
         self._eos: dict[str, Any] = {}
         self._known: dict[tuple[str, tuple[int, ...], int, bool], tuple[int, ...]] = {}
+        self._scores: dict[
+            tuple[str, tuple[int, ...], tuple[int, ...]], tuple[torch.Tensor, torch.Tensor]
+        ] = {}
 
     def __call__(
         self, path: str, prompt: Sequence[int], max_tokens: int, *, ignore_eos: bool = True
@@ -60,11 +78,38 @@ class Oracle:
             ),
         )
 
+    def check_logprobs(
+        self,
+        path: str,
+        prompt: Sequence[int],
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+    ) -> None:
+        """Asserts that log-probabilities of tokens that follow a prompt are its own."""
+        key = (path, tuple(prompt), tuple(token_ids))
+        if key not in self._scores:
+            self._scores[key] = self._score(*key)
+        expected, spread = self._scores[key]
+        assert len(logprobs) == len(expected)
+        if len(expected):
+            apart = ((torch.tensor(logprobs) - expected).abs() / spread).max().item()
+            assert apart < _BOUND, f"log-probabilities differ by {apart:.2g} of the logits' spread"
+
+    def _score(
+        self, path: str, prompt: tuple[int, ...], token_ids: tuple[int, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the log-probabilities of tokens, and the spread of the logits of each."""
+        ids = torch.tensor([[*prompt, *token_ids]])
+        positions = torch.arange(ids.shape[1])[None]
+        with torch.inference_mode():
+            model = self.model(path)
+            logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
+        rows = logits[len(prompt) - 1 : -1]
+        return rows.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0], rows.std(-1)
+
     def model(self, path: str) -> PreTrainedModel:
         if path not in self._models:
-            model = AutoModelForCausalLM.from_pretrained(
-                path, dtype=torch.float32, attn_implementation="eager"
-            ).eval()
+            model = self._load(path).eval()
             # generate() takes the model's own where it is given None.
             self._eos[path] = model.generation_config.eos_token_id
             model.generation_config.eos_token_id = None

@@ -13,9 +13,9 @@ def random_prompt(length: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> t
     return tuple(source.randrange(5, vocab_size) for _ in range(length))
 
 
-def awkward_prompts(vocab_size: int = VOCAB_SIZE) -> list[tuple[int, ...]]:
+def awkward_prompts(vocab_size: int = VOCAB_SIZE, seed: int = 0) -> list[tuple[int, ...]]:
     """One of each awkward length: around a block's, several chunks, up to the model's limit."""
-    return [random_prompt(length, vocab_size=vocab_size) for length in LENGTHS]
+    return [random_prompt(length, seed, vocab_size) for length in LENGTHS]
 
 
 def sharing_prompts() -> list[tuple[int, ...]]:

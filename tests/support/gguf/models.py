@@ -100,6 +100,15 @@ def save_family(name: str, folder: Path) -> tuple[str, str]:
     return str(folder / name), str(file)
 
 
+def read_gguf(file: str) -> PreTrainedModel:
+    """Returns the model in a file, as transformers reads it."""
+    folder, name = Path(file).parent, Path(file).name
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file=name, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model
+
+
 def blocks_config() -> PretrainedConfig:
     """Returns a configuration whose rows are whole blocks of every tensor type."""
     return small_config(

@@ -1,6 +1,10 @@
 """Checkpoints of tests in all formats of quantized weights."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.support.engine.checkpoints import FAMILIES, save_random
 from tests.support.engine.images import VISION_LANGUAGE, save_vision_language
@@ -31,6 +35,13 @@ BY_TRANSFORMERS = [
     *compressed_tensors.ROUNDED,
 ]
 ALL = FORMATS | fp4.MXFP4 | compressed_tensors.ROUNDED
+
+
+def by_lanes(names: Iterable[str], quick: Sequence[str], often: Sequence[str]) -> list[Any]:
+    """Formats as parameters: some of every lane, some of `make test-full`, others of `make
+    nightly`."""
+    marks = {**dict.fromkeys(often, pytest.mark.slow), **dict.fromkeys(quick, ())}
+    return [pytest.param(name, marks=marks.get(name, pytest.mark.nightly)) for name in names]
 
 
 class Packed:

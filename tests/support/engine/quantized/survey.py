@@ -37,7 +37,7 @@ _OF_ONE_FAMILY = {name: {"experts": "gpt_oss"} for name in fp4.MXFP4}
 SURVEYED = [*FORMATS, *fp4.MXFP4]
 _NUM_TOKENS = 8
 _GREEDY = SamplingParams(max_tokens=_NUM_TOKENS, ignore_eos=True)
-_SCORED = replace(_GREEDY, prompt_logprobs=0)
+_SCORED = replace(_GREEDY, logprobs=True, prompt_logprobs=0)
 
 
 def survey(name: str, packed: Packed) -> dict[str, Any]:
@@ -85,6 +85,7 @@ def _outcome(kind: str, path: str, meant: str) -> str:
         for result in engine.generate(awkward_prompts(), _SCORED):
             check_tokens(oracle, meant, result)
             check_prompt_logprobs(oracle, meant, result)
+            oracle.check_logprobs(meant, result.prompt_token_ids, result.token_ids, result.logprobs)
     assert_idle(engine)
     return SERVED
 
