@@ -38,7 +38,9 @@ def by_transformers(path: str, dtype: torch.dtype = torch.float32) -> State:
 
 
 def assert_equal(ours: State, theirs: State) -> None:
+    """Asserts that weights are equal, and laid out as kernels take them."""
     assert ours.keys() == theirs.keys()
+    assert [name for name, weight in ours.items() if not weight.is_contiguous()] == []
     assert [name for name, weight in theirs.items() if not weight.equal(ours[name])] == []
 
 

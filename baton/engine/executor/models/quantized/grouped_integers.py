@@ -61,8 +61,10 @@ class Integers:
     groups: torch.Tensor | None = None
 
     def dequantized(self) -> torch.Tensor:
-        """Returns the weight, `[outputs, inputs]`, in the dtype of the scales."""
-        scales, wide = self.scales, self.values.to(self.scales.dtype)
+        """Returns the weight, `[outputs, inputs]`, in the dtype of the scales, contiguous as
+        kernels take it."""
+        scales = self.scales
+        wide = self.values.to(scales.dtype, memory_format=torch.contiguous_format)
         zeros = None if self.zeros is None else self.zeros.to(scales.dtype)
         if self._are_in_order():
             each = wide.unflatten(-1, (scales.shape[-1], -1))
