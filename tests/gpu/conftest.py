@@ -11,7 +11,8 @@ import torch
 from baton.engine.config import EngineConfig
 from baton.engine.llm import LLM
 from tests.support.engine.checkpoints import save_random
-from tests.support.kernels.engine_families import FAMILIES
+from tests.support.engine.quantized.written import save_quantized
+from tests.support.kernels.engine_families import FAMILIES, QUANTIZED
 from tests.support.kernels.interpreter import (  # noqa: F401
     ON_CPU,
     compute_rows_alike,
@@ -34,14 +35,18 @@ def device() -> str:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The checkpoint of a family, made when first asked for."""
+    """The checkpoint of a family, or a quantized one, made when first asked for."""
     made: dict[str, Path] = {}
 
-    def of(family: str) -> str:
-        if family not in made:
-            made[family] = tmp_path_factory.mktemp(family)
-            save_random(FAMILIES[family](), made[family])
-        return str(made[family])
+    def of(name: str) -> str:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("models") / name
+            if name in QUANTIZED:
+                family, kind = QUANTIZED[name]
+                save_quantized(kind, Path(of(family)), made[name])
+            else:
+                save_random(FAMILIES[name](), made[name])
+        return str(made[name])
 
     return of
 

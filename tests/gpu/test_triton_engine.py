@@ -25,7 +25,15 @@ from tests.support.engine.checkpoints import save_random
 from tests.support.engine.drafts import OracleDrafter
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.quantisation import add_scales, decided
-from tests.support.kernels.engine_families import COMMON, GREEDY, KNOWN, PROMPTS, VOCAB_SIZE, tokens
+from tests.support.kernels.engine_families import (
+    COMMON,
+    GREEDY,
+    KNOWN,
+    PROMPTS,
+    QUANTIZED,
+    VOCAB_SIZE,
+    tokens,
+)
 
 torch.set_num_threads(1)
 
@@ -40,11 +48,13 @@ SMOKE, SLOW, NIGHTLY = pytest.mark.smoke, pytest.mark.slow, pytest.mark.nightly
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=SMOKE if f == "llama" else NIGHTLY) for f in KNOWN]
+    "family",
+    [pytest.param(f, marks=SMOKE if f == "llama" else NIGHTLY) for f in (*KNOWN, *QUANTIZED)],
 )
 def test_triton_engine_gives_the_tokens_of_torch(folder: Any, load: Any, family: str) -> None:
     engine = load(folder(family), max_num_batched_tokens=24)
     assert isinstance(engine.core.runner.attention, TritonAttention)
+    assert isinstance(engine.core.runner.model, TritonModel)
     assert tokens(engine) == tokens(load(folder(family), kernels="torch", device="cpu"))
 
 
@@ -367,6 +377,9 @@ def logits_of(engine: LLM, others: list[list[int]]) -> dict[int, torch.Tensor]:
         pytest.param("mixtral", "bfloat16", marks=NIGHTLY),
         pytest.param("qwen3_moe", "bfloat16", marks=NIGHTLY),
         pytest.param("gpt_oss", "bfloat16", marks=NIGHTLY),
+        pytest.param("llama in fp8", "float32", marks=NIGHTLY),
+        pytest.param("qwen3 in gptq", "bfloat16", marks=NIGHTLY),
+        pytest.param("mixtral in awq", "bfloat16", marks=NIGHTLY),
     ],
 )
 def test_deterministic_logits_are_equal_in_any_batch_or_chunking(

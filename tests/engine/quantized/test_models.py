@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton.errors import UnsupportedModelError
+from baton.errors import InvalidArgumentError, UnsupportedModelError
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import load, mostly_slow, tokens
 from tests.support.engine.fingerprints import fingerprint_of
@@ -156,6 +156,12 @@ def test_fp8_cache_has_the_effect_of_a_plain_model(quantized: Packed) -> None:
         for path in quantized("gptq in act-order", "llama")
     )
     assert of_packed == of_meant
+
+
+def test_deterministic_mode_needs_a_gpu_for_codes_too(quantized: Packed) -> None:
+    path, _ = quantized("awq", "llama")
+    with pytest.raises(InvalidArgumentError, match="which needs Triton's kernels; they run on a"):
+        load(path, deterministic=True)
 
 
 def test_modelopt_is_read_from_its_own_file(

@@ -8,6 +8,7 @@ from transformers import PretrainedConfig
 
 from baton.engine.llm import LLM
 from baton.sampling import SamplingParams
+from tests.support.engine.quantized import fp8, grouped_integers
 
 VOCAB_SIZE = 128
 COMMON: dict[str, Any] = {
@@ -64,6 +65,12 @@ GENERIC: dict[str, Callable[[], PretrainedConfig]] = {
     "llama_gelu": _family("LlamaConfig", hidden_act="gelu"),
 }  # fmt: skip
 FAMILIES = KNOWN | GENERIC
+# Families whose weights are quantized, which become plain on a GPU.
+QUANTIZED = {
+    "llama in fp8": ("llama", fp8.FORMATS["fp8 in blocks"]),
+    "qwen3 in gptq": ("qwen3", grouped_integers.FORMATS["gptq"]),
+    "mixtral in awq": ("mixtral", grouped_integers.FORMATS["awq"]),
+}
 PROMPTS = [[7], list(range(1, 16)), list(range(3, 20)), list(range(40, 77))]
 GREEDY = SamplingParams(max_tokens=4, ignore_eos=True)
 
