@@ -16,16 +16,16 @@ from tests.support.engine.checkpoints import BLOCK_SIZE
 from tests.support.engine.engines import assert_idle, load, mostly_slow, tokens
 from tests.support.engine.prompts import random_prompt
 from tests.support.engine.quantisation import (
+    NUM_TOKENS,
     NUMBERS,
-    Generated,
     Scales,
     add_scales,
+    check,
     decided,
     rounded,
 )
 
 FP8 = "fp8_e4m3"
-NUM_TOKENS = 8
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=True)
 FAMILIES = ["llama", "qwen3", "mistral_short", "gemma3", "gpt_oss", "deepseek_v3"]
 NUM_LAYERS = 3
@@ -40,22 +40,6 @@ def some_scales(num_each: int) -> Scales:
         for layer in range(NUM_LAYERS)
         for kind in "kv"
     }
-
-
-def check(engine: LLM, other: LLM, expected: dict[tuple[int, ...], Generated]) -> None:
-    """The engine's tokens are as expected, and its log-probabilities much nearer to what is
-    expected than those of the other."""
-    results = engine.generate([*expected], GREEDY)
-    assert tokens(results) == [e.token_ids for e in expected.values()]
-    apart = [
-        sum(
-            abs(mine - theirs)
-            for result, one in zip(some, expected.values(), strict=True)
-            for mine, theirs in zip(result.logprobs, one.logprobs, strict=True)
-        )
-        for some in (results, other.generate([*expected], GREEDY))
-    ]
-    assert apart[0] < 0.1 * apart[1]
 
 
 def bytes_of(path: str, **changes: object) -> list[int]:

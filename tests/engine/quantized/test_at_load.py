@@ -1,6 +1,6 @@
 """Weights that are quantized at load answer as plain ones with the values of their codes."""
 
-import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,11 +10,21 @@ from baton.errors import InvalidArgumentError
 from baton.sampling import SamplingParams
 from baton_kernels.cpu.quantized_weight import quantize
 from tests.support.engine.checkpoints import FAMILIES, save_random
-from tests.support.engine.engines import load
-from tests.support.engine.images import save_vision_language
+from tests.support.engine.engines import load, mostly_slow, tokens
+from tests.support.engine.images import (
+    IMAGE_TOKEN,
+    greedy,
+    image,
+    save_vision_language,
+    share_processor,
+    words,
+)
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.prompts import NUM_TOKENS
+from tests.support.engine.quantisation import GREEDY as GREEDY_OVER_FP8
+from tests.support.engine.quantisation import check, decided
 from tests.support.engine.quantized.answers import assert_answers
+from tests.support.engine.quantized.written import is_of_layer
 
 pytestmark = pytest.mark.system  # a C compiler
 
@@ -26,14 +36,12 @@ def save_values(plain: Path, folder: Path, quantization: str) -> str:
     """Writes a plain checkpoint with the values of another one's codes. The head, which may be the
     embedding too, has 8 bits."""
     weights = load_file(plain / "model.safetensors")
-    is_tied = json.loads((plain / "config.json").read_text(encoding="utf-8"))["tie_word_embeddings"]
-    head = "model.embed_tokens.weight" if is_tied else "lm_head.weight"
+    head = "lm_head.weight" if any("lm_head" in name for name in weights) else "embed_tokens.weight"
     for name, weight in weights.items():
-        if name.endswith("proj.weight") or name == head:
-            bits = 8 if name == head else BITS[quantization]
-            weights[name] = quantize(weight, bits, 32).numbers()
-    folder.mkdir()
-    (folder / "config.json").write_bytes((plain / "config.json").read_bytes())
+        is_head = name.endswith(head)
+        if is_head or is_of_layer(name, weight):
+            weights[name] = quantize(weight, 8 if is_head else BITS[quantization], 32).numbers()
+    shutil.copytree(plain, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return str(folder)
 
@@ -57,6 +65,36 @@ def test_model_quantized_at_load_answers_as_transformers(
     save_random(FAMILIES[family](), tmp_path / "plain")
     meant = save_values(tmp_path / "plain", tmp_path / "meant", quantization)
     assert_answers(str(tmp_path / "plain"), oracle, meant, quantization=quantization)
+
+
+@pytest.mark.parametrize("quantization", mostly_slow(BITS, "int8"))
+def test_fp8_cache_rounds_kv_of_weights_quantized_at_load(
+    quantization: str, tmp_path: Path
+) -> None:
+    save_random(FAMILIES["llama"](), tmp_path / "plain")
+    meant = save_values(tmp_path / "plain", tmp_path / "meant", quantization)
+    engine, other = (
+        load(str(tmp_path / "plain"), quantization=quantization, kv_cache_dtype=dtype)
+        for dtype in ("fp8_e4m3", "auto")
+    )
+    check(engine, other, decided(meant, (5, 17, 39), GREEDY_OVER_FP8.max_tokens, {}))
+
+
+@pytest.mark.parametrize("quantization", mostly_slow(BITS, "int4"))
+@pytest.mark.parametrize("family", mostly_slow(["llava_clip", "qwen3_vl"], "llava_clip"))
+def test_vision_language_model_quantized_at_load_answers(
+    family: str, quantization: str, tmp_path: Path
+) -> None:
+    """The encoder stays as it is."""
+    plain, meant = tmp_path / "plain", tmp_path / "meant"
+    save_vision_language(family, plain)
+    save_values(plain, meant, quantization)
+    share_processor(plain, meant)
+    text, images = f"w3 {IMAGE_TOKEN} {words(5, 1)} {IMAGE_TOKEN} w5", (image(1), image(2))
+    limits = {"max_num_batched_tokens": 24, "max_num_seqs": 6}
+    engine = load(str(plain), quantization=quantization, block_size=4, **limits)
+    result = engine.generate([engine.prompt_with_images(text, images)], GREEDY)
+    assert tokens(result) == [greedy(str(meant), text, images, NUM_TOKENS)]
 
 
 def test_quantization_at_load_tells_workers_apart(tmp_path: Path) -> None:

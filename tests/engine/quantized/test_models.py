@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from baton.engine.executor.models.fused_model import FusedModel
+from baton.engine.executor.models.transformers_model import TransformersModel
 from baton.errors import InvalidArgumentError, UnsupportedModelError
 from baton.sampling import SamplingParams
 from tests.support.engine.engines import load, mostly_slow, tokens
@@ -17,14 +19,32 @@ from tests.support.engine.fingerprints import fingerprint_of
 from tests.support.engine.images import IMAGE_TOKEN, greedy, image, words
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.pooled import save_scorer
-from tests.support.engine.prompts import NUM_TOKENS, awkward_prompts, random_prompt
+from tests.support.engine.prompts import NUM_TOKENS, random_prompt
+from tests.support.engine.quantisation import add_scales, check, decided
 from tests.support.engine.quantized import bitsandbytes
 from tests.support.engine.quantized.answers import assert_answers
 from tests.support.engine.quantized.by_transformers import load_plain
+from tests.support.engine.quantized.codes import in_codes, loaded, save_numbers
 from tests.support.engine.quantized.formats import BY_TRANSFORMERS, FORMATS, Packed, by_lanes
 from tests.support.engine.quantized.written import save_quantized
+from tests.support.grids import grid
 
 State = dict[str, torch.Tensor]
+MODULES = {
+    **dict.fromkeys(["llama_biased", "mistral_short", "qwen2", "qwen3"], FusedModel),
+    **dict.fromkeys(["gemma2", "mixtral", "qwen3_moe", "deepseek_v3"], TransformersModel),
+}
+VISION = {
+    **dict.fromkeys(["llava_clip", "internvl", "mistral3", "qwen2_5_vl", "qwen3_vl"], FusedModel),
+    **dict.fromkeys(["gemma3", "llava_clip_gelu"], TransformersModel),
+}
+# Of K and V by layer: some numbers are clipped.
+KV_SCALES = {
+    (layer, kind): torch.tensor([0.3 + 0.2 * layer + (kind == "v")])
+    for layer in range(3)
+    for kind in "kv"
+}
+SCALE_NAME = "model.layers.{layer}.self_attn.{kind}_proj.{kind}_scale"
 READ = [name for name in (*BY_TRANSFORMERS, *bitsandbytes.FORMATS) if name in FORMATS]
 QUICK = ("gptq in act-order", "w4a16", "nf4 doubly")
 OFTEN = ("awq", "w8a8", "int8", "modelopt nvfp4")
@@ -124,11 +144,52 @@ def test_fingerprint_tells_quantized_weights_apart(quantized: Packed, tmp_path: 
     assert fingerprint_of(path) == fingerprint_of(path)
 
 
-@pytest.mark.parametrize("name", mostly_slow(["fp8 in blocks", "awq", "w4a16"], "awq"))
-def test_vision_language_model_answers_when_quantized(quantized: Packed, name: str) -> None:
-    path, meant = quantized(name, "llava_clip")
-    text, images = f"w3 {IMAGE_TOKEN} {words(5, 1)} {IMAGE_TOKEN}", (image(1), image(2))
+@grid(
+    family=mostly_slow(MODULES, "qwen3", "mixtral"),
+    name=mostly_slow(["awq", "w8a8", "fp8 in blocks", "nf4"], "awq"),
+)
+def test_quantized_model_runs_in_the_modules_of_a_plain_one(
+    quantized: Packed, oracle: Oracle, family: str, name: str
+) -> None:
+    path, numbers = quantized.with_codes(name, family)
+    for each in (path, numbers):
+        assert type(load(each).core.runner.model) is MODULES[family]
+    assert_answers(path, oracle, numbers)
+
+
+@pytest.mark.system  # a C compiler: the weights stay in codes
+def test_fused_projection_has_parts_of_unlike_formats(
+    quantized: Packed, oracle: Oracle, tmp_path: Path
+) -> None:
+    """Q in 4 bits, K in 8, V plain; gate in 4 bits and up in floats of 8."""
+    formats = {"k_proj": "w8a16", "up_proj": "fp8 by channels"}
+    others = {part: quantized(name, "llama") for part, name in formats.items()}
+    others["v_proj"] = quantized("w4a16", "llama")[1:] * 2
+    mixed = []
+    for role, path in enumerate(quantized("w4a16", "llama")):
+        folder = Path(shutil.copytree(path, tmp_path / str(role)))
+        tensors = load_file(folder / "model.safetensors")
+        for part, folders in others.items():
+            other = load_file(Path(folders[role]) / "model.safetensors")
+            tensors = {n: t for n, t in tensors.items() if f".{part}." not in n}
+            tensors |= {n: t for n, t in other.items() if f".{part}." in n}
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        mixed.append(str(folder))
+    assert len(in_codes(loaded(mixed[0]))) == 3 * 6
+    assert_answers(mixed[0], oracle, save_numbers(mixed[0], tmp_path / "numbers", mixed[1]))
+
+
+@grid(
+    family=mostly_slow(VISION, "llava_clip", "qwen2_5_vl"),
+    name=mostly_slow(["awq", "w8a8", "fp8 in blocks", "nf4"], "awq"),
+)
+def test_vision_language_model_answers_when_quantized(
+    quantized: Packed, family: str, name: str
+) -> None:
+    path, meant = quantized(name, family)
+    text, images = f"w3 {IMAGE_TOKEN} {words(5, 1)} {IMAGE_TOKEN} w5", (image(1), image(2))
     engine = load(path, block_size=4, max_num_batched_tokens=24, max_num_seqs=6)
+    assert type(engine.core.runner.model) is VISION[family]
     result = engine.generate([engine.prompt_with_images(text, images)], GREEDY)
     assert tokens(result) == [greedy(meant, text, images, NUM_TOKENS)]
 
@@ -149,13 +210,18 @@ def test_scores_of_a_quantized_model_equal_its_values(tmp_path: Path) -> None:
     assert np.array_equal(packed, plain)
 
 
-def test_fp8_cache_has_the_effect_of_a_plain_model(quantized: Packed) -> None:
-    prompts = awkward_prompts()
-    of_packed, of_meant = (
-        tokens(load(path, kv_cache_dtype="fp8_e4m3").generate(prompts, GREEDY))
-        for path in quantized("gptq in act-order", "llama")
-    )
-    assert of_packed == of_meant
+@grid(
+    family=mostly_slow(["llama", "qwen3", "mixtral"], "llama"),
+    name=mostly_slow(["gptq in act-order", "w4a16", "w8a8", "fp8 in blocks", "nf4"], "w4a16"),
+)
+def test_fp8_cache_rounds_kv_of_a_quantized_model(
+    quantized: Packed, tmp_path: Path, family: str, name: str
+) -> None:
+    """By the scales that the checkpoint has beside its codes."""
+    plain, numbers = quantized.with_codes(name, family)
+    path = add_scales(plain, tmp_path / "scaled", KV_SCALES, SCALE_NAME)
+    engine = load(path, kv_cache_dtype="fp8_e4m3", max_num_batched_tokens=17, max_num_seqs=3)
+    check(engine, load(path), decided(numbers, (5, 17, 39), 8, KV_SCALES))
 
 
 def test_deterministic_mode_needs_a_gpu_for_codes_too(quantized: Packed) -> None:

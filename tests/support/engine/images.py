@@ -255,6 +255,12 @@ def save_vision_language(name: str, folder: Path) -> None:
     _processors[str(folder)] = processor
 
 
+def share_processor(folder: Path, *others: Path) -> None:
+    """Lets `loaded` take the processor of a folder of `save_vision_language` for copies of it."""
+    for other in others:
+        _processors[str(other)] = _processors[str(folder)]
+
+
 @cache
 def image(seed: int) -> Image.Image:
     """Returns an image of random pixels, of a size that the processor changes."""

@@ -15,9 +15,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
+from baton.engine.llm import LLM
+from baton.sampling import SamplingParams
 from tests.support.engine.checkpoints import VOCAB_SIZE
+from tests.support.engine.engines import tokens
 from tests.support.engine.prompts import random_prompt
 
+NUM_TOKENS = 8
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=True)
 # A number that rounds the other way moves logits by about a hundredth.
 MARGIN = 0.05
 _names = count()
@@ -113,3 +118,19 @@ def decided(
                 break
     assert len(found) == len(lengths), "of some length no prompt is decided"
     return found
+
+
+def check(engine: LLM, other: LLM, expected: dict[tuple[int, ...], Generated]) -> None:
+    """The engine's tokens are as expected, and its log-probabilities much nearer to what is
+    expected than those of the other."""
+    results = engine.generate([*expected], GREEDY)
+    assert tokens(results) == [e.token_ids for e in expected.values()]
+    apart = [
+        sum(
+            abs(mine - theirs)
+            for result, one in zip(some, expected.values(), strict=True)
+            for mine, theirs in zip(result.logprobs, one.logprobs, strict=True)
+        )
+        for some in (results, other.generate([*expected], GREEDY))
+    ]
+    assert apart[0] < 0.1 * apart[1]

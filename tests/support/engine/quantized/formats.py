@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.engine.checkpoints import FAMILIES, save_random
-from tests.support.engine.images import VISION_LANGUAGE, save_vision_language
+from tests.support.engine.images import VISION_LANGUAGE, save_vision_language, share_processor
 from tests.support.engine.quantized import (
     bitsandbytes,
     compressed_tensors,
@@ -61,6 +61,8 @@ class Packed:
             folder = self._root / str(len(self._made))
             self._save_plain(family, folder / "plain")
             meant = save_quantized(ALL[name], folder / "plain", folder / "packed")
+            if family in VISION_LANGUAGE:
+                share_processor(folder / "plain", folder / "packed", meant)
             self._made[name, family] = str(folder / "packed"), str(meant)
         return self._made[name, family]
 
