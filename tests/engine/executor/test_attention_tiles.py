@@ -18,7 +18,7 @@ from baton.engine.executor.attention.mask_rule import MaskRule
 from baton_kernels.cpu import library
 from baton_kernels.cpu.paged_attention import prompt_arithmetic
 from tests.support.engine.in_place_attention import check_any_batch
-from tests.support.engine.paged_attention import SCALE, Heads, check, schedules
+from tests.support.engine.paged_attention import SCALE, Broken, Heads, check, schedules
 from tests.support.repository import ROOT
 
 EMULATED = ROOT / "tests/support/kernels/emulated_tiles.h"
@@ -69,6 +69,18 @@ def test_attention_by_tiles_crosses_tiles_of_keys(tiles, window):
     check(InPlaceAttention, HEADS, layer, steps, block_size=16, dtype=torch.bfloat16)
     assert _num_products(tiles) > before
     assert prompt_arithmetic(torch.bfloat16) == "AMX tiles"
+
+
+@pytest.mark.parametrize("part", ["key", "value"])
+@pytest.mark.parametrize("window", [None, 100])
+def test_attention_by_tiles_keeps_broken_keys_apart(tiles, window, part):
+    before = _num_products(tiles)
+    steps = [[(0, 300), (1, 131)], [(0, 1), (1, 90)], [(0, 33), (1, 1)]]
+    broken = {0: Broken(170, part, math.nan), 1: Broken(150, part, math.inf)}
+    layer = LayerAttention(SCALE, MaskRule(window))
+    how = {"block_size": 16, "dtype": torch.bfloat16, "broken": broken}
+    check(InPlaceAttention, HEADS, layer, steps, **how)
+    assert _num_products(tiles) > before
 
 
 @pytest.mark.parametrize("window", [None, 90])

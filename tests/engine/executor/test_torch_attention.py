@@ -36,6 +36,13 @@ RULES = {
 }
 
 
+NUMBERS = {
+    "float32": {},
+    "bfloat16": {"dtype": torch.bfloat16},
+    "fp8": {"scales": KvScales(torch.tensor([0.5, 2.0]), torch.tensor([1.5, 0.7]))},
+}
+
+
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_attention_reads_what_the_step_writes(window, order):
@@ -50,11 +57,12 @@ def test_attention_ignores_stale_block_content():
 @pytest.mark.parametrize("part", ["key", "value"])
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 @pytest.mark.parametrize("layer", RULES.values(), ids=RULES)
-def test_attention_keeps_broken_keys_from_others(layer, part, number):
+@pytest.mark.parametrize("how", NUMBERS.values(), ids=NUMBERS)
+def test_attention_keeps_broken_keys_from_others(layer, part, number, how):
     """In rows that do not see it: earlier ones of its chunk, later ones beyond a window, and other
     sequences."""
     broken = {s: Broken(p, part, number) for s, p in ((1, 3), (2, 6), (3, 8))}
-    check(TorchAttention, Heads(), layer, RAGGED, broken=broken)
+    check(TorchAttention, Heads(), layer, RAGGED, broken=broken, **how)
 
 
 @pytest.mark.parametrize("sinks", [False, True])
@@ -101,10 +109,11 @@ def test_attention_groups_decodes_of_unequal_lengths():
     check(TorchAttention, heads, LayerAttention(SCALE, MaskRule()), steps)
 
 
+@pytest.mark.parametrize("broken", [(), (2,), range(6)], ids=["none", "one", "prefix"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FP8])
-def test_cascade_equals_attention_over_copies_of_the_prefix(dtype):
+def test_cascade_equals_attention_over_copies_of_the_prefix(dtype, broken):
     """Six decodes share 64 blocks; a seventh begins otherwise, and so does a short one. What comes
-    after the tokens of the six is not finite."""
+    after the tokens of the six is not finite, and neither is a key of one of them, or of all."""
     heads, size, num_shared = Heads(key_dim=64, value_dim=64), 16, 64
     starts = np.array([1024 + 5 * i for i in range(6)] + [1030, 7], np.int64)
     blocks = iter(range(1, 2000))
@@ -121,6 +130,10 @@ def test_cascade_equals_attention_over_copies_of_the_prefix(dtype):
         for start, (first, second) in zip(starts[:6], own, strict=False):
             begin = start + 1 - num_shared * size
             content[first, :, begin:] = content[second, :, max(0, begin - size) :] = math.nan
+    if len(broken) == 1:
+        cache.keys[own[broken[0]][0], :, 0] = math.nan
+    elif broken:
+        cache.keys[[prefix[9], *(copies[i][9] for i in broken)], :, 3] = math.nan
     tables = [
         np.array([(prefix if shares and i < 6 else copies[i]) + own[i] for i in range(8)], np.int32)
         for shares in (True, False)
@@ -142,7 +155,9 @@ def test_cascade_equals_attention_over_copies_of_the_prefix(dtype):
         assert (batch.cache_groups[0].cascade is not None) == is_shared
         outs.append(attention.forward(0, layer, query, key, value, batch).float())
     tolerance = TOLERANCE[computed]
-    torch.testing.assert_close(*outs, rtol=tolerance, atol=tolerance)
+    is_broken = [bool(row.isnan().any()) for row in outs[0]]
+    assert is_broken == [i in broken for i in range(8)]
+    torch.testing.assert_close(*outs, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def test_cascade_is_left_out_where_a_layer_cannot_merge():

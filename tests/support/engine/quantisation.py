@@ -42,13 +42,14 @@ NUMBERS = _e4m3()
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
     """The nearest number of e4m3, of two that are as near the one with an even code, in the type of
-    `x`."""
+    `x`. NaN stays NaN."""
     size = x.abs().double().clamp(max=float(NUMBERS[-1])).contiguous()
     above = torch.searchsorted(NUMBERS, size).clamp(max=len(NUMBERS) - 1)
     below = (above - 1).clamp(min=0)
     to_above, to_below = NUMBERS[above] - size, size - NUMBERS[below]
     is_above = (to_above < to_below) | ((to_above == to_below) & (above % 2 == 0))
-    return (torch.where(is_above, NUMBERS[above], NUMBERS[below]) * x.sign()).to(x.dtype)
+    nearest = torch.where(is_above, NUMBERS[above], NUMBERS[below]) * x.sign()
+    return nearest.to(x.dtype).where(~x.isnan(), x)
 
 
 Scales = dict[tuple[int, str], torch.Tensor]

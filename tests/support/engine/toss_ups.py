@@ -11,19 +11,24 @@ from baton.engine.request import EngineRequest
 from tests.support.engine.kinds import Transcript
 from tests.support.engine.oracle import Oracle
 
-_NOISE = 1e-5  # above what batches change of a small model's logits
 _NUM_TRIES = 64
 
 
 def differ_by_toss_ups(
-    oracle: Oracle, path: str, request: EngineRequest, one: Transcript, other: Transcript
+    oracle: Oracle,
+    path: str,
+    request: EngineRequest,
+    one: Transcript,
+    other: Transcript,
+    noise: float,
 ) -> bool:
     """Returns whether two answers without beams differ first, in each of their sequences that do,
-    where a toss-up decides."""
+    where a toss-up decides: with `noise` in the logits either is drawn."""
     tokens, others = ({index: of[0] for index, of in each[0].items()} for each in (one, other))
     assert request.params.beam_width == 0, "beams are not drawn"
     return tokens.keys() == others.keys() and all(
-        _is_toss_up(oracle, path, request, index, tokens[index], others[index]) for index in tokens
+        _is_toss_up(oracle, path, request, index, tokens[index], others[index], noise)
+        for index in tokens
     )
 
 
@@ -34,6 +39,7 @@ def _is_toss_up(
     index: int,
     tokens: Sequence[int],
     others: Sequence[int],
+    noise: float,
 ) -> bool:
     if tokens == others:
         return True
@@ -41,8 +47,8 @@ def _is_toss_up(
     given = torch.tensor([[*request.token_ids, *tokens[:place]]])
     with torch.inference_mode():
         logits = oracle.model(path)(given).logits[0, -1]
-    noise = _NOISE * torch.randn(_NUM_TRIES, len(logits))
-    return {tokens[place], others[place]} <= _drawn(logits + noise, request, index, given.numpy())
+    tries = logits + noise * torch.randn(_NUM_TRIES, len(logits))
+    return {tokens[place], others[place]} <= _drawn(tries, request, index, given.numpy())
 
 
 def _drawn(logits: torch.Tensor, request: EngineRequest, index: int, given: np.ndarray) -> set[int]:
