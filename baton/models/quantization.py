@@ -46,13 +46,14 @@ _VARIANTS: Final[Mapping[str, tuple[tuple[str, ...], frozenset[str]]]] = {
 }  # fmt: skip
 # Settings by which the weights are not those of the model, even when they are plain numbers.
 _TRANSFORMS: Final = ("transform_config", "sparsity_config")
-# The method that is read and nearest to one that is not.
-_NEAREST: Final = {
+NEAREST: Final = {
     "aqlm": "gptq", "vptq": "gptq", "spqr": "gptq", "higgs": "gptq", "hqq": "gptq or awq",
     "sinq": "gptq or awq", "quanto": "compressed-tensors", "torchao": "compressed-tensors",
-    "quark": "fp8 or compressed-tensors", "fp_quant": "mxfp4", "nvfp4": "modelopt",
+    "quark": "fp8 or compressed-tensors", "fp_quant": "compressed-tensors", "nvfp4": "modelopt",
     "fouroversix": "modelopt", "eetq": "bitsandbytes", "bitnet": "gptq", "metal": "gptq",
+    "gemma": "gptq or awq",
 }  # fmt: skip
+"""By a method that is not read, the nearest that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ def _unread(quantization: Quantization) -> tuple[str, str] | None:
     the weights."""
     method, variant = quantization.method, quantization.variant
     if method not in METHODS:
-        return method, _NEAREST.get(method, "fp8, gptq or awq")
+        return method, NEAREST.get(method, "fp8, gptq or awq")
     _, known = _VARIANTS.get(method, ((), None))
     if known is not None and variant is not None and variant not in known:
         return (

@@ -1,6 +1,7 @@
 """Refusals of models at load and of requests, each with its reason."""
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from baton.engine.config import EngineConfig
 from baton.engine.executor.attention.interface import LayerAttention
@@ -28,7 +30,8 @@ from baton.errors import (
     InvalidArgumentError,
     UnsupportedModelError,
 )
-from baton.models.support import check_model
+from baton.models.quantization import METHODS, NEAREST
+from baton.models.support import check_config, check_model
 from baton.sampling import SamplingParams
 from tests.engine.conftest import Checkpoints
 from tests.support.engine.checkpoints import FAMILIES, MAX_LEN, VOCAB_SIZE
@@ -232,6 +235,52 @@ def test_model_is_refused_alike_before_and_at_its_load(name: str, tmp_path: Path
     with pytest.raises(UnsupportedModelError) as at_load:
         load(tmp_path)
     assert str(before.value) == str(at_load.value)
+
+
+# Files of bitsandbytes name it without its bits.
+READ = {*METHODS, "bitsandbytes_4bit", "bitsandbytes_8bit"}
+REFUSED = {*AUTO_QUANTIZATION_CONFIG_MAPPING, *NEAREST, "unheard-of"} - READ
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_that_are_read_are_not_refused(method: str) -> None:
+    check_config(quantized(method))
+
+
+@pytest.mark.parametrize("method", sorted(REFUSED))
+def test_refused_quantization_names_the_nearest_that_is_read(method: str) -> None:
+    with pytest.raises(UnsupportedModelError) as refusal:
+        check_config(quantized(method))
+    assert f"quantized by {method}, which Baton does not read" in str(refusal.value)
+    assert set(nearest(refusal.value)) <= set(METHODS)
+    assert method in NEAREST or method in ("gguf", "unheard-of")
+
+
+@pytest.mark.parametrize(
+    ("method", "key"),
+    [
+        ("gptq", "checkpoint_format"),
+        ("awq", "version"),
+        ("auto-round", "packing_format"),
+        ("compressed-tensors", "format"),
+        ("modelopt", "quant_algo"),
+    ],
+)
+def test_refused_arrangement_names_those_that_are_read(method: str, key: str) -> None:
+    def check(arrangement: str) -> None:
+        check_config({"quantization_config": {"quant_method": method, key: arrangement}})
+
+    with pytest.raises(UnsupportedModelError) as refusal:
+        check("unheard-of")
+    first, *others = nearest(refusal.value)
+    for arrangement in (first.removeprefix(f"{method} as "), *others):
+        check(arrangement)
+
+
+def nearest(refusal: UnsupportedModelError) -> list[str]:
+    found = re.search("give a checkpoint of it by (.*), or the original one$", str(refusal))
+    assert found is not None
+    return re.split(", | or ", found[1])
 
 
 def test_model_that_ships_passes_the_check_before_its_load() -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 
 from baton.engine.llm import LLM
 from baton.errors import UnsupportedModelError
 from baton.models.gguf.configuration import configuration
 from baton.models.gguf.header import read_header
+from baton.models.gguf.tensor_types import TENSOR_TYPES, refusal
 from baton.models.support import check_model
 from tests.support.engine.engines import config_of, mostly_slow
 from tests.support.gguf.models import small_gguf
@@ -148,3 +150,10 @@ def test_gguf_without_a_cache_folder_names_the_variable(
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
     with pytest.raises(UnsupportedModelError, match=r"cannot write .*; set XDG_CACHE_HOME to a fo"):
         check_model(str(file))
+
+
+@pytest.mark.parametrize("number", sorted({*GGMLQuantizationType, 4, 5, 31, 99} - {*TENSOR_TYPES}))
+def test_refused_tensor_type_names_the_nearest_that_is_read(number: int) -> None:
+    said, _, nearest = refusal(number).partition("; the nearest that it reads is ")
+    assert said.startswith("of type ")
+    assert nearest in {each.name for each in TENSOR_TYPES.values()}
