@@ -13,10 +13,11 @@ from baton.models.gguf.families import FAMILIES
 from baton.models.gguf.tensor_types import TENSOR_TYPES
 from baton.models.images.families import VISION_TOWERS
 from baton.models.support import check_config
-from docs.quantized_reference import formats
+from docs.quantized_reference import SIZES, formats, sizes
 from docs.tables import code, page, prose, table
 
 _SURVEY = Path(__file__).with_name("model_families.json")
+_GGUF_TYPES = Path(__file__).with_name("gguf_types.json")
 _NOT_BUILT = "transformers cannot build the model: "
 
 _MODELS = """```
@@ -59,7 +60,8 @@ unset), which takes some seconds. Files of other architectures or tensor types, 
 tensor that has no place in transformers' model, or with an unknown rule by which texts are split,
 are refused by name."""
 
-_TYPES = """Types of tensors, any of them in one file: {types}."""
+_TYPES = """Types of tensors, any of them in one file, and what a weight takes, as
+[above](#quantized-weights):"""
 
 _REFUSED = "An ellipsis stands for a figure that depends on the weights."
 
@@ -81,6 +83,7 @@ def _refusal() -> str:
 def models() -> str:
     """Returns the page of the model families."""
     outcomes: dict[str, str] = json.loads(_SURVEY.read_text(encoding="utf-8"))
+    types = json.loads(_GGUF_TYPES.read_text(encoding="utf-8"))
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for model_type, outcome in outcomes.items():
         groups[MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type], outcome].append(code(model_type))
@@ -113,7 +116,11 @@ def models() -> str:
             ("`general.architecture`", "architecture"),
             [(code(name), code(family.architecture)) for name, family in FAMILIES.items()],
         ),
-        _TYPES.format(types=", ".join(code(kind.name) for kind in TENSOR_TYPES.values())),
+        _TYPES,
+        table(
+            ("type", *SIZES),
+            [(code(kind.name), *sizes(types[kind.name])) for kind in TENSOR_TYPES.values()],
+        ),
         "## Refused",
         _REFUSED,
         table((*head, "reason"), refused),

@@ -1,5 +1,6 @@
 """GGUF files in the engine: weights, tokens and log-probabilities as transformers has them."""
 
+import json
 from itertools import cycle
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from tests.support.engine.engines import config_of, load, mostly_slow, tokens
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.prompts import NUM_TOKENS, random_prompt
 from tests.support.engine.quantized.answers import GREEDY, assert_answers
+from tests.support.engine.quantized.formats import by_lanes
+from tests.support.engine.quantized.sizes import gguf_sizes
+from tests.support.engine.quantized.survey import TABLE_OF_GGUF
 from tests.support.gguf.models import (
     GGUF_FAMILIES,
     blocks_config,
@@ -59,6 +63,14 @@ def test_tensor_types_are_those_of_the_package() -> None:
     kinds = map(GGMLQuantizationType, sizes)
     assert sizes == {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in kinds}
     assert {t.name for t in TENSOR_TYPES.values()} == set(TYPES)
+
+
+@pytest.mark.system  # a C compiler: weights stay in codes
+@pytest.mark.parametrize("kind", by_lanes(TYPES, ["Q4_K"], ["Q8_0", "IQ4_XS"]))
+def test_tensor_type_takes_the_documented_bytes(kind: str, tmp_path: Path) -> None:
+    documented = json.loads(TABLE_OF_GGUF.read_text(encoding="utf-8"))
+    assert documented.keys() == {*TYPES}
+    assert gguf_sizes(kind, tmp_path) == documented[kind]
 
 
 QUICK = ("llama_llama3_rope", "gemma3")

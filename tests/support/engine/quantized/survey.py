@@ -2,10 +2,12 @@
 
     python -m tests.support.engine.quantized.survey
 
-writes `docs/quantized_formats.json`, from which `docs/generate.py` makes the table of formats.
+writes `docs/quantized_formats.json` and `docs/gguf_types.json`, from which `docs/generate.py` makes
+the tables of formats and of types of GGUF.
 """
 
 import json
+import os
 import sys
 import tempfile
 import time
@@ -14,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from transformers.utils import logging
 
 from baton.errors import UnsupportedModelError
@@ -24,12 +25,14 @@ from tests.support.engine.images import IMAGE_TOKEN, greedy, image, words
 from tests.support.engine.oracle import Oracle
 from tests.support.engine.prompts import awkward_prompts
 from tests.support.engine.quantized import fp4
-from tests.support.engine.quantized.codes import in_codes, loaded
 from tests.support.engine.quantized.formats import ALL, FORMATS, Packed
+from tests.support.engine.quantized.sizes import gguf_sizes, sizes, stored_parts
 from tests.support.engine.survey import check_prompt_logprobs, check_tokens
+from tests.support.gguf.writing import TYPES
 from tests.support.repository import ROOT
 
 TABLE = ROOT / "docs" / "quantized_formats.json"
+TABLE_OF_GGUF = ROOT / "docs" / "gguf_types.json"
 SERVED = "served"
 FAMILIES = {"dense": "llama", "experts": "mixtral", "images": "llava_clip"}
 # A format of one family alone, whose experts are quantized.
@@ -41,34 +44,24 @@ _SCORED = replace(_GREEDY, logprobs=True, prompt_logprobs=0)
 
 
 def survey(name: str, packed: Packed) -> dict[str, Any]:
-    """Returns what the table has of a format: the method and arrangement that its checkpoints name,
-    the bits of a number in their files, those of its code in memory, and for each kind of model
-    "served", or the sentence with which the engine refuses it. Raises `AssertionError` if an output
-    is not that of transformers."""
+    """Returns what the table has of a format: the method that its checkpoints name, the bits of a
+    number in their files, what a weight takes there and in memory (`sizes`), and for each kind of
+    model "served", or the sentence with which the engine refuses it. Raises `AssertionError` if an
+    output is not that of transformers."""
     families = _OF_ONE_FAMILY.get(name, FAMILIES)
     first = next(iter(families.values()))
     return {
         "method": ALL[name].settings["quant_method"],
         "bits": _bits(name, first, packed),
-        "codes": _bits_in_memory(packed(name, first)[0]),
+        "bytes": sizes(ALL[name], *packed(name, first)),
         **{kind: _outcome(kind, *packed.with_codes(name, f)) for kind, f in families.items()},
     }
 
 
 def _bits(name: str, family: str, packed: Packed) -> int:
     """Returns the bits of a number without its scales."""
-    path, meant = packed(name, family)
-    stored, values = (load_file(Path(each) / "model.safetensors") for each in (path, meant))
-    plain, weight = next((n, w) for n, w in values.items() if ALL[name].is_packed(n, w))
-    stem = plain.removesuffix(".weight")
-    largest = max(part.nbytes for part_name, part in stored.items() if part_name.startswith(stem))
-    return round(8 * largest / weight.numel())
-
-
-def _bits_in_memory(path: str) -> int | None:
-    """Returns the bits of a code, if weights of layers stay in codes in memory."""
-    bits = {8 if w.quantized.codebook is None else 4 for w in in_codes(loaded(path))}
-    return max(bits, default=None)
+    parts, weight = stored_parts(ALL[name], *packed(name, family))
+    return round(8 * max(part.nbytes for part in parts) / weight.numel())
 
 
 def _outcome(kind: str, path: str, meant: str) -> str:
@@ -101,7 +94,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             table[name] = survey(name, Packed(Path(folder)))
         print(f"{time.monotonic() - since:5.1f} s  {name}: {table[name]}", flush=True)
-    TABLE.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder  # what is read of a file
+        types = {kind: gguf_sizes(kind, Path(folder)) for kind in TYPES}
+    for file, content in ((TABLE, table), (TABLE_OF_GGUF, types)):
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        file.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
