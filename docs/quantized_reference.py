@@ -39,8 +39,10 @@ checkpoint in another format is refused by its name before its weights are read:
 
 The table is the result of a survey (`make survey`). Of each format and kind of model a small random
 checkpoint is served if its greedy tokens and prompt log-probabilities are those of transformers in
-float32 with the same values; plain weights equal those that transformers, or the format's own
-package, computes of the same files, bit for bit. Tests repeat it, on CPUs.
+float32 with the same values; plain weights equal those that transformers, compressed-tensors or
+bitsandbytes computes of the same files, bit for bit. Those of `gptq`, `awq`, `auto-round`,
+`fbgemm_fp8` and `modelopt`, which these do not read on a CPU, equal values that tests compute by
+the formats' descriptions. Tests repeat it, on CPUs.
 
 The columns "bytes" have what a weight of a layer takes with its scales, as measured of those
 checkpoints: in files; on a CPU, in a dense model; on a GPU in bfloat16. A group is of so many

@@ -24,6 +24,15 @@ BROKEN = {
 PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
 
 
+CROWDED, FP8 = {"max_num_seqs": 128, "num_blocks": 400}, {"kv_cache_dtype": "fp8_e4m3"}
+
+
+def crowd(count: int) -> dict[str, tuple[int, ...]]:
+    """As many short prompts as there is room for in a step beside others."""
+    room = range(count - len(BROKEN | OTHERS))
+    return {f"one of {count} {i}": (*SHARED[: i % 20], 40 + i % 60, 30) for i in room}
+
+
 def answers(engine: LLM, prompts: dict[str, tuple[int, ...]]) -> dict[str, list[int]]:
     """The tokens of requests that are there at once; those that fail have none."""
     for name, prompt in prompts.items():
@@ -48,6 +57,8 @@ def answers(engine: LLM, prompts: dict[str, tuple[int, ...]]) -> dict[str, list[
         pytest.param("qwen3", {"deterministic": True}, id="deterministic"),
         pytest.param("mistral", {"max_num_batched_tokens": 24}, id="window-chunks"),
         pytest.param("gemma2", {}, id="written-apart", marks=pytest.mark.nightly),
+        pytest.param("llama", CROWDED, id="crowd", marks=pytest.mark.nightly),
+        pytest.param("llama", {**CROWDED, **FP8}, id="crowd-fp8", marks=pytest.mark.nightly),
     ],
 )
 def test_overflow_on_kernels_changes_no_other_request(
@@ -56,8 +67,10 @@ def test_overflow_on_kernels_changes_no_other_request(
     save_random(FAMILIES[family](), tmp_path)
     make_overflow(tmp_path)
     path = str(tmp_path)
-    expected = answers(load(path, kernels="torch", device="cpu"), OTHERS)
+    others = OTHERS | crowd(changes.get("max_num_seqs", 0))
+    plain = {key: changes[key] for key in (CROWDED | FP8).keys() & changes.keys()}
+    expected = answers(load(path, **plain, kernels="torch", device="cpu"), others)
     engine = load(path, **changes)
     engine.core.drafter = BrokenDrafter()
-    assert answers(engine, BROKEN | OTHERS) == expected | {name: [] for name in BROKEN}
+    assert answers(engine, BROKEN | others) == expected | {name: [] for name in BROKEN}
     assert engine.core.scheduler.stats().num_non_finite_requests == len(BROKEN)
