@@ -1,5 +1,6 @@
 """Tool calls, reasoning and refusals of /v1/responses, as OpenAI's client sees them."""
 
+import itertools
 import json
 from typing import Any
 
@@ -13,7 +14,7 @@ from baton_router.apis.responses.schemas import FunctionTool, Namespace
 from baton_router.text.model_card import ModelCard
 from tests.support.router.event_stream import events_of
 from tests.support.router.front import front_of, openai_client_of
-from tests.support.router.scripted import decode, prefill
+from tests.support.router.scripted import Cue, decode, prefill
 from tests.support.router.written import (
     NOW,
     OSLO,
@@ -248,8 +249,15 @@ async def test_response_has_required_fields_and_what_was_given(model, stream, gi
 async def test_failed_response_stream_closes_its_items(model, text, kind):
     computing, decoding = writing(f"{THOUGHT}{text}", 1, model=model)
     over = DeadlineExceededError("its time is over")  # for which no other worker is tried
-    decoding.script[-1 if kind == "message" else -8 :] = [over]
-    async with front_of(computing, decoding, model=model) as front:
+    is_begun = Cue()  # gRPC may leave out what comes right before an error
+    decoding.script[-1 if kind == "message" else -8 :] = [is_begun, over]
+    items = itertools.count(1)
+
+    def note(part: bytes) -> None:
+        if b"response.output_item.added" in part and next(items) == 2:
+            is_begun.event.set()
+
+    async with front_of(computing, decoding, model=model, on_body=note) as front:
         stream = await openai_client_of(front).responses.create(
             model=model.name,
             input=QUESTION,
