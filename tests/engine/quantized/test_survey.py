@@ -22,6 +22,7 @@ def test_survey_table_has_every_format_and_method() -> None:
     assert {row["method"] for row in DOCUMENTED.values()} == set(METHODS)
 
 
+@pytest.mark.system  # a C compiler: weights stay in codes
 @pytest.mark.parametrize("name", by_lanes(SURVEYED, ["w4a16"], ["nf4", "gptq in act-order"]))
 def test_format_takes_the_documented_bytes(name: str, quantized: Packed) -> None:
     folders = quantized(name, "gpt_oss" if name in fp4.MXFP4 else "llama")
