@@ -6,7 +6,7 @@ from pathlib import Path
 
 SLACK = 30 << 20
 """Bytes for buffers of values, and for what a first load imports."""
-HIDDEN_SIZE, INTERMEDIATE_SIZE, NUM_LAYERS = 512, 1024, 12
+HIDDEN_SIZE, INTERMEDIATE_SIZE, NUM_LAYERS = 512, 1024, 8
 """Sizes of a Llama whose weights are more than twice that."""
 LARGEST_BYTES = 4 * HIDDEN_SIZE * INTERMEDIATE_SIZE
 """Bytes of its largest tensor of a layer in float32."""
