@@ -148,7 +148,7 @@ async def test_fetch_ends_and_frees_all_when_source_is_lost(peers, connector, st
     await source_is_gone(peers, connector, stage, signum)
     await until(lambda: num_mapped() <= mapped, BOUND)
     await until(lambda: len(open_files()) <= files + 2, BOUND)  # what gRPC starts once and keeps
-    assert shared_files() == shared
+    await until(lambda: shared_files() <= shared, BOUND)  # those of other tests come and go
     assert orphaned_segments() <= segments
 
 
